@@ -1,0 +1,3 @@
+//! The native companion of the page.
+
+fn main() {}

@@ -1,0 +1,145 @@
+//! How the model is trained: precision, optimizer, attention, checkpointing, batch.
+
+pub mod optimizer;
+
+use serde::{Deserialize, Serialize};
+
+pub use optimizer::{Optimizer, OptimizerImpl, OptimizerName};
+
+/// A training recipe for one GPU. Field names and values are those of the reference cases.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields, default)]
+pub struct Recipe {
+    /// Which dtype holds what. `None`: the user does not know; every candidate is walked and the dearest one shown.
+    pub precision: Option<Precision>,
+    /// Optimizer and its implementation.
+    pub optimizer: Optimizer,
+    /// Attention implementation. `None`: what transformers and PyTorch choose by default (`sdpa`).
+    pub attention: Option<Attention>,
+    /// Forces one backend of `sdpa`. `None`: PyTorch chooses by GPU generation, dtype and shape.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sdpa_backend: Option<SdpaBackend>,
+    /// Activation checkpointing.
+    pub checkpointing: Checkpointing,
+    /// Sequences per micro-batch.
+    #[serde(alias = "batch")]
+    pub micro_batch: u64,
+    /// Tokens per sequence, padding included.
+    #[serde(alias = "seq")]
+    pub seq_len: u64,
+    /// Micro-batches per optimizer step.
+    pub grad_accum: u64,
+    /// Gradient clipping by norm: the largest norm, or `None`.
+    pub clip_grad: Option<f64>,
+    /// Whether the model's outputs (logits) stay alive through backward, as when a loop keeps `outputs` in a variable.
+    pub keep_outputs: bool,
+    /// What `zero_grad` does.
+    pub zero_grad: ZeroGrad,
+}
+
+impl Default for Recipe {
+    fn default() -> Self {
+        Self {
+            precision: Some(Precision::AmpBf16),
+            optimizer: Optimizer::default(),
+            attention: None,
+            sdpa_backend: None,
+            checkpointing: Checkpointing::None,
+            micro_batch: 1,
+            seq_len: 512,
+            grad_accum: 1,
+            clip_grad: None,
+            keep_outputs: false,
+            zero_grad: ZeroGrad::None,
+        }
+    }
+}
+
+/// Which dtype holds weights, gradients and states, and in which the products run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum Precision {
+    /// FP32 everywhere: 4 + 4 + 8 B per parameter with AdamW.
+    Fp32,
+    /// `torch.autocast` to BF16 over FP32 weights: 4 + 4 + 8, plus the cast copies of linear weights.
+    AmpBf16,
+    /// `torch.autocast` to FP16 with a gradient scaler: as `amp_bf16`.
+    AmpFp16,
+    /// BF16 weights, gradients and states: 2 + 2 + 4.
+    PureBf16,
+    /// BF16 weights with FP32 master weights and FP32 main gradients, as Megatron-LM: 2 + 4 + 4 + 8.
+    Bf16Master,
+    /// The articles' rule of thumb, parameters × (2 + 2 + 8): what readers know, not what a framework holds.
+    RuleOfThumb,
+}
+
+impl Precision {
+    /// Every recipe, in the order they are offered.
+    pub const ALL: [Self; 6] =
+        [Self::AmpBf16, Self::PureBf16, Self::Fp32, Self::AmpFp16, Self::Bf16Master, Self::RuleOfThumb];
+
+    /// The name in documents and on the command line.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Fp32 => "fp32",
+            Self::AmpBf16 => "amp_bf16",
+            Self::AmpFp16 => "amp_fp16",
+            Self::PureBf16 => "pure_bf16",
+            Self::Bf16Master => "bf16_master",
+            Self::RuleOfThumb => "rule_of_thumb",
+        }
+    }
+}
+
+/// Attention implementation (`attn_implementation` in transformers).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum Attention {
+    /// `scaled_dot_product_attention`: flash, memory-efficient, cuDNN or math, as PyTorch chooses.
+    Sdpa,
+    /// Scores and probabilities as tensors of batch × heads × sequence².
+    Eager,
+}
+
+/// A backend of `scaled_dot_product_attention`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum SdpaBackend {
+    /// Flash attention.
+    FlashAttention,
+    /// Memory-efficient attention.
+    EfficientAttention,
+    /// cuDNN attention.
+    CudnnAttention,
+    /// The composite of products and softmax.
+    Math,
+}
+
+/// Activation checkpointing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum Checkpointing {
+    /// Every saved tensor is kept.
+    #[default]
+    None,
+    /// Each layer keeps its input and is run again in backward (non-reentrant).
+    Full,
+}
+
+/// What `optimizer.zero_grad` does with gradients.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum ZeroGrad {
+    /// Frees them (`set_to_none=True`, PyTorch's default since 2.0).
+    #[default]
+    None,
+    /// Keeps and zeroes them.
+    Zero,
+}
