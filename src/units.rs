@@ -157,6 +157,23 @@ pub fn three_digits(value: f64) -> String {
     format!("{value:.decimals$}")
 }
 
+/// A count with its thousands apart, by a narrow no-break space: `128 256`. Four digits stay together.
+#[must_use]
+pub fn grouped(count: u64) -> String {
+    let digits = count.to_string();
+    if digits.len() <= 4 {
+        return digits;
+    }
+    let mut out = String::with_capacity(digits.len() * 2);
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            out.push('\u{202f}');
+        }
+        out.push(digit);
+    }
+    out
+}
+
 /// A size as people write it: `80 GiB`, `80GB`, `24576 MiB`, `85899345920`. A bare number is bytes.
 ///
 /// # Errors
@@ -213,6 +230,15 @@ mod tests {
             assert_eq!(Bytes(bytes).to_string(), text);
         }
         assert_eq!(format!("{:#}", Bytes(1_610_612_736)), "1.50 GiB (1610612736 B)");
+    }
+
+    #[test]
+    fn counts_group_by_thousands_from_five_digits_on() {
+        for (count, text) in
+            [(0, "0"), (4096, "4096"), (14_336, "14\u{202f}336"), (1_000_000, "1\u{202f}000\u{202f}000")]
+        {
+            assert_eq!(grouped(count), text);
+        }
     }
 
     #[test]
