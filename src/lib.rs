@@ -24,6 +24,7 @@ pub mod issue;
 pub mod machine;
 pub mod measure;
 pub mod model;
+mod names;
 pub mod plan;
 pub mod recipe;
 pub mod reconcile;

@@ -1,1 +1,16 @@
-//! Under construction.
+//! From an estimate to a decision: the verdict, the decision tree, and what to change first.
+//!
+//! The rules are the source articles' (A7, A8, A11); their thresholds are [`crate::plan::Policy`], data that the user
+//! can change. A verdict is *fits* only when every quantity that it rests on is known.
+
+mod caveat;
+mod decision;
+pub mod remedy;
+mod tree;
+mod verdict;
+
+pub use caveat::Caveat;
+pub use decision::{Candidate, Decision, decide, decide_with};
+pub use remedy::{Effect, PricedRemedy, RemedyId};
+pub use tree::{Figure, Question, Status, TreeStep};
+pub use verdict::{Fact, Numbers, Reason, Verdict, VerdictKind, judge};

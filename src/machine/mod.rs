@@ -1,6 +1,12 @@
 //! What the job runs on: a GPU from the catalogue or the user's own, memory already in use, the CUDA context.
 
+mod catalogue;
+mod hardware;
+
 use serde::{Deserialize, Serialize};
+
+pub use catalogue::{Gpu, Peaks, assumed_context, find, gpus};
+pub use hardware::{Capability, Hardware, Sourced};
 
 use crate::units::Bytes;
 

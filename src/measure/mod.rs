@@ -1,1 +1,11 @@
-//! Under construction.
+//! What people measured: our versioned document, and every text that is read as one. One file per format.
+
+mod document;
+mod error;
+pub mod format;
+mod reading;
+
+pub use document::{Environment, Gpu, MEASUREMENT_VERSION, Measurement, Producer};
+pub use error::ImportError;
+pub use format::{FormatId, Imported, MAX_TEXT, import, import_in};
+pub use reading::{Figure, Reading, ReadingName, Scope, StepReading, TierName, Unit, Which};

@@ -1,0 +1,40 @@
+//! What a reader of the decision should know beside it: advice as data.
+
+use serde::{Deserialize, Serialize};
+
+use crate::bill::Provenance;
+use crate::units::Bytes;
+
+/// Something that was assumed or that the numbers do not say.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Caveat {
+    /// The hardware has no BF16: PyTorch emulates it, slowly (A8). FP16 is what it has.
+    Bf16Emulated {
+        /// The GPU.
+        gpu: String,
+    },
+    /// Memory held by others was not given and is taken as none.
+    InUseNotGiven,
+    /// The capacity is an assumption.
+    CapacityAssumed {
+        /// What was taken.
+        bytes: Bytes,
+        /// From what.
+        provenance: Provenance,
+    },
+    /// The context is an assumption.
+    ContextAssumed {
+        /// What was taken.
+        bytes: Bytes,
+        /// From what.
+        provenance: Provenance,
+    },
+    /// The figures are the articles' rule of thumb, which is not what a framework holds.
+    RuleOfThumb,
+    /// The precision recipe was not given: the figures are the dearest candidate's.
+    PrecisionNotGiven {
+        /// Every candidate.
+        candidates: Vec<super::Candidate>,
+    },
+}

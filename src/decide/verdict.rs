@@ -1,0 +1,187 @@
+//! Does it fit? Four answers, each with the numbers and the reason.
+
+use serde::{Deserialize, Serialize};
+
+use crate::bill::Tiers;
+use crate::machine::Hardware;
+use crate::plan::Policy;
+use crate::recipe::Precision;
+use crate::units::Bytes;
+
+/// The four answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum VerdictKind {
+    /// Fits with the margin, even with everything that the allocator caches.
+    Fits,
+    /// Fits only inside the margin, or only if the allocator frees its cache in time.
+    Tight,
+    /// Does not fit even if nothing is cached.
+    DoesNotFit,
+    /// One fact is missing that would decide.
+    CannotTell,
+}
+
+impl VerdictKind {
+    /// The name in documents.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Fits => "fits",
+            Self::Tight => "tight",
+            Self::DoesNotFit => "does_not_fit",
+            Self::CannotTell => "cannot_tell",
+        }
+    }
+}
+
+/// An answer with what it rests on.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Verdict {
+    /// The answer.
+    pub kind: VerdictKind,
+    /// Why.
+    pub reason: Reason,
+    /// The quantities compared.
+    pub numbers: Numbers,
+}
+
+/// Why a verdict is what it is. Byte counts are the ones that the sentence quotes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reason {
+    /// *Fits*: this much is left, which is at least the margin.
+    RoomBeyondMargin {
+        /// Left of the card by the process figure.
+        free: Bytes,
+        /// The margin that the policy keeps.
+        margin: Bytes,
+    },
+    /// *Tight*: something is left, but less than the margin.
+    InsideMargin {
+        /// Left of the card by the process figure.
+        free: Bytes,
+        /// The margin that the policy keeps.
+        margin: Bytes,
+    },
+    /// *Tight*: with what the allocator caches it is too much; without, it is not.
+    OnlyByFreeingCache {
+        /// By how much the process figure exceeds the card.
+        over: Bytes,
+    },
+    /// *Does not fit*: the tensors' blocks alone exceed the card.
+    AllocatedExceeds {
+        /// What is missing.
+        missing: Bytes,
+    },
+    /// *Cannot tell*: this fact would decide.
+    Unknown(Fact),
+}
+
+/// A fact whose absence makes a verdict impossible.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Fact {
+    /// Which GPU.
+    Gpu,
+    /// How much memory PyTorch reports for this GPU.
+    Capacity,
+    /// The process's context on this GPU.
+    Context,
+    /// What the caching allocator reserves.
+    Reserved,
+    /// Which precision recipe: the candidates' verdicts differ.
+    Precision,
+    /// Which precision recipe: the articles' rule of thumb is not one that a framework runs.
+    RealRecipe,
+}
+
+/// The quantities that a verdict compares. `None`: not known.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Numbers {
+    /// Peak of allocated memory.
+    pub allocated: Bytes,
+    /// Peak of reserved memory.
+    pub reserved: Option<Bytes>,
+    /// The process's context.
+    pub context: Option<Bytes>,
+    /// Reserved + context, what `nvidia-smi` shows for the process.
+    pub process: Option<Bytes>,
+    /// The card: the total that PyTorch reports.
+    pub capacity: Option<Bytes>,
+    /// Memory that others hold, as the user gave it.
+    pub in_use: Option<Bytes>,
+    /// Capacity less what others hold and the context: what PyTorch's allocator can take.
+    pub usable: Option<Bytes>,
+}
+
+/// Judges peaks against a card.
+///
+/// *Fits* quotes the process figure, which is safe even with cache; *does not fit* the allocated one, which is
+/// impossible even without; between them, *tight*. In measured runs the smallest card on which a step completes lies
+/// between 1.00 and 1.27 × its allocated peak, so the allocated peak alone never proves a fit.
+#[must_use]
+pub fn judge(tiers: &Tiers, hardware: &Hardware, policy: &Policy, precision: Option<Precision>) -> Verdict {
+    let allocated = tiers.allocated.peak_bytes;
+    let reserved = tiers.reserved.as_ref().map(|t| t.peak_bytes);
+    let context = hardware.context.as_ref().map(|c| c.bytes);
+    let capacity = hardware.capacity.as_ref().map(|c| c.bytes);
+    let in_use = hardware.in_use.unwrap_or_default();
+    let process = reserved.zip(context).and_then(|(r, c)| r.checked_add(c));
+    let numbers = Numbers {
+        allocated,
+        reserved,
+        context,
+        process,
+        capacity,
+        in_use: hardware.in_use,
+        usable: capacity.zip(context).map(|(all, c)| all.saturating_sub(in_use).saturating_sub(c)),
+    };
+    let (kind, reason) = decide(&numbers, hardware.name.is_some() || capacity.is_some(), in_use, policy, precision);
+    Verdict { kind, reason, numbers }
+}
+
+fn decide(
+    numbers: &Numbers,
+    gpu_named: bool,
+    in_use: Bytes,
+    policy: &Policy,
+    precision: Option<Precision>,
+) -> (VerdictKind, Reason) {
+    let unknown = |fact| (VerdictKind::CannotTell, Reason::Unknown(fact));
+    if precision == Some(Precision::RuleOfThumb) {
+        return unknown(Fact::RealRecipe);
+    }
+    let Some(capacity) = numbers.capacity else {
+        return unknown(if gpu_named { Fact::Capacity } else { Fact::Gpu });
+    };
+    // An unknown context is at least zero: enough to say that something cannot fit.
+    let least = numbers.allocated.0.saturating_add(numbers.context.unwrap_or_default().0).saturating_add(in_use.0);
+    if least > capacity.0 {
+        return (VerdictKind::DoesNotFit, Reason::AllocatedExceeds { missing: Bytes(least - capacity.0) });
+    }
+    let Some(reserved) = numbers.reserved else { return unknown(Fact::Reserved) };
+    if numbers.context.is_none() {
+        return unknown(Fact::Context);
+    }
+    let Some(process) = numbers.process else { return unknown(Fact::Reserved) };
+    let held = process.0.saturating_add(in_use.0);
+    debug_assert!(reserved <= process);
+    if held > capacity.0 {
+        return (VerdictKind::Tight, Reason::OnlyByFreeingCache { over: Bytes(held - capacity.0) });
+    }
+    let free = Bytes(capacity.0 - held);
+    let margin = share_of(capacity, policy.margin_low);
+    if free >= margin {
+        (VerdictKind::Fits, Reason::RoomBeyondMargin { free, margin })
+    } else {
+        (VerdictKind::Tight, Reason::InsideMargin { free, margin })
+    }
+}
+
+/// `share` of `whole`, rounded up: a margin is never a byte short.
+pub(super) fn share_of(whole: Bytes, share: f64) -> Bytes {
+    let bytes = (whole.as_f64() * share).ceil().clamp(0.0, whole.as_f64());
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped to a byte count above")]
+    Bytes(bytes as u64)
+}

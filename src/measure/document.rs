@@ -1,0 +1,135 @@
+//! The measurement document, version 1: what a producer writes and what every importer turns its text into.
+
+use serde::{Deserialize, Serialize};
+
+use crate::measure::{Figure, Reading, ReadingName};
+use crate::plan::Plan;
+use crate::units::Bytes;
+
+/// The version of the measurement document that this build reads and writes.
+pub const MEASUREMENT_VERSION: u32 = 1;
+
+/// The value of the document's `format` field, by which it is recognised.
+pub(super) const MEASUREMENT_FORMAT: &str = "vram-budget-measurement";
+
+/// What was measured, by whom, on what.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields)]
+pub struct Measurement {
+    /// `vram-budget-measurement`.
+    pub format: String,
+    /// Document version, [`MEASUREMENT_VERSION`].
+    pub version: u32,
+    /// A name for this measurement, such as a run's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
+    /// What wrote it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub producer: Option<Producer>,
+    /// Versions and settings of the measured process.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub environment: Option<Environment>,
+    /// The machine's GPUs at the time.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub gpus: Vec<Gpu>,
+    /// The job that was measured, as a plan: what makes a prediction possible.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub plan: Option<Plan>,
+    /// The figures.
+    #[serde(default)]
+    pub readings: Vec<Reading>,
+}
+
+impl Measurement {
+    /// A document of the current version with `readings` and nothing else.
+    #[must_use]
+    pub fn new(readings: Vec<Reading>) -> Self {
+        Self {
+            format: MEASUREMENT_FORMAT.into(),
+            version: MEASUREMENT_VERSION,
+            id: None,
+            producer: None,
+            environment: None,
+            gpus: Vec::new(),
+            plan: None,
+            readings,
+        }
+    }
+
+    /// The figure called `name`, where it was measured.
+    #[must_use]
+    pub fn bytes(&self, name: ReadingName) -> Option<i64> {
+        self.readings.iter().find_map(|r| match r.figure {
+            Figure::Bytes(bytes) if r.name == name => Some(bytes),
+            _ => None,
+        })
+    }
+}
+
+/// The program that wrote a measurement.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields)]
+pub struct Producer {
+    /// Its name.
+    pub name: String,
+    /// Its version.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub version: Option<String>,
+}
+
+/// Versions and settings of the measured process. Absent: not known.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields, default)]
+pub struct Environment {
+    /// `torch.__version__`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pytorch: Option<String>,
+    /// `transformers.__version__`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub transformers: Option<String>,
+    /// The driver's version.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub driver: Option<String>,
+    /// The CUDA version that the driver supports.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cuda: Option<String>,
+    /// The text of `PYTORCH_CUDA_ALLOC_CONF`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub alloc_conf: Option<String>,
+}
+
+/// A GPU of the machine. Absent figures have their reason in `unavailable`, by field name.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields, default)]
+pub struct Gpu {
+    /// Its index on the machine.
+    pub index: u32,
+    /// Its name as the driver prints it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// CUDA compute capability, such as `8.9`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub compute_capability: Option<String>,
+    /// The driver's total.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub total_bytes: Option<Bytes>,
+    /// What the driver keeps for itself: no process can use it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reserved_bytes: Option<Bytes>,
+    /// What processes hold.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub used_bytes: Option<Bytes>,
+    /// What is free.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub free_bytes: Option<Bytes>,
+    /// Whether MIG is on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mig: Option<bool>,
+    /// Why a field is absent.
+    #[serde(skip_serializing_if = "std::collections::BTreeMap::is_empty")]
+    pub unavailable: std::collections::BTreeMap<String, String>,
+}

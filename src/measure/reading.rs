@@ -1,0 +1,339 @@
+//! One figure of a measurement: which instant, which tier, whose memory, how many bytes.
+
+use core::fmt;
+use core::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+/// One figure, or why there is none.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(try_from = "RawReading", into = "RawReading")]
+pub struct Reading {
+    /// What was read, and when.
+    pub name: ReadingName,
+    /// Which of the totals that differ.
+    pub tier: TierName,
+    /// Whose memory.
+    pub scope: Scope,
+    /// The figure.
+    pub figure: Figure,
+}
+
+/// A figure in bytes, or the reason why it is not there. Never a zero for "not available".
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Figure {
+    /// Bytes; a difference may be negative.
+    Bytes(i64),
+    /// Not available, and why.
+    Unavailable(String),
+}
+
+/// The tiers that readings are kept apart by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum TierName {
+    /// The tensors' own bytes.
+    Requested,
+    /// `torch.cuda.memory_allocated`: whole blocks.
+    Allocated,
+    /// `torch.cuda.memory_reserved`: segments taken from the driver.
+    Reserved,
+    /// What the driver attributes to the process: reserved, context, libraries.
+    Process,
+}
+
+/// Whose memory a figure counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum Scope {
+    /// One process on one GPU.
+    #[default]
+    Process,
+    /// Everything on the GPU.
+    Device,
+}
+
+/// A unit in which a producer may have written figures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Unit {
+    /// Bytes.
+    B,
+    /// 10⁶ bytes.
+    MB,
+    /// 2²⁰ bytes.
+    MiB,
+    /// 10⁹ bytes.
+    GB,
+    /// 2³⁰ bytes.
+    GiB,
+}
+
+impl Unit {
+    /// Every unit, smallest first.
+    pub const ALL: [Self; 5] = [Self::B, Self::MB, Self::MiB, Self::GB, Self::GiB];
+
+    /// Bytes in one.
+    #[must_use]
+    pub const fn bytes(self) -> u64 {
+        match self {
+            Self::B => 1,
+            Self::MB => 1_000_000,
+            Self::MiB => 1 << 20,
+            Self::GB => 1_000_000_000,
+            Self::GiB => 1 << 30,
+        }
+    }
+
+    /// The symbol.
+    #[must_use]
+    pub const fn symbol(self) -> &'static str {
+        match self {
+            Self::B => "B",
+            Self::MB => "MB",
+            Self::MiB => "MiB",
+            Self::GB => "GB",
+            Self::GiB => "GiB",
+        }
+    }
+}
+
+/// Which step a reading belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Which {
+    /// The first step, in which the optimizer makes its states.
+    First,
+    /// A later one.
+    Steady,
+}
+
+/// What is read at a step. Deltas are between phase ends; peaks are absolute and reset between phases.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum StepReading {
+    /// Before the step.
+    Base,
+    /// The batch on the device.
+    Inputs,
+    /// Growth over the forward, inputs included.
+    ForwardDelta,
+    /// Highest during the forward.
+    ForwardPeak,
+    /// After the forward: base + forward delta.
+    ForwardEnd,
+    /// Growth over the backward.
+    BackwardDelta,
+    /// Highest during the backward.
+    BackwardPeak,
+    /// After the backward.
+    BackwardEnd,
+    /// Growth over `optimizer.step()`.
+    StepDelta,
+    /// Highest during `optimizer.step()`.
+    StepPeak,
+    /// After `optimizer.step()`.
+    AfterStep,
+    /// After `zero_grad()`.
+    AfterZeroGrad,
+    /// The gradients' bytes.
+    Grads,
+    /// Highest over the whole step.
+    Peak,
+}
+
+/// The name of a reading, as documents write it: `base`, `max_allocated`, `first.forward_peak`, `steady.step_delta`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ReadingName {
+    /// Parameters' bytes.
+    Params,
+    /// After the model and the optimizer were made, cache emptied.
+    Base,
+    /// A reading of one step.
+    Step(Which, StepReading),
+    /// The optimizer's states.
+    OptimizerState,
+    /// Highest allocated over the run.
+    MaxAllocated,
+    /// Highest reserved over the run.
+    MaxReserved,
+}
+
+impl Which {
+    /// Both, in order.
+    pub const ALL: [Self; 2] = [Self::First, Self::Steady];
+
+    /// The name in documents.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::First => "first",
+            Self::Steady => "steady",
+        }
+    }
+}
+
+impl StepReading {
+    /// All of them, in the order of a step.
+    pub const ALL: [Self; 14] = [
+        Self::Base,
+        Self::Inputs,
+        Self::ForwardDelta,
+        Self::ForwardPeak,
+        Self::ForwardEnd,
+        Self::BackwardDelta,
+        Self::BackwardPeak,
+        Self::BackwardEnd,
+        Self::StepDelta,
+        Self::StepPeak,
+        Self::AfterStep,
+        Self::AfterZeroGrad,
+        Self::Grads,
+        Self::Peak,
+    ];
+
+    /// The name in documents.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Base => "base",
+            Self::Inputs => "inputs",
+            Self::ForwardDelta => "forward_delta",
+            Self::ForwardPeak => "forward_peak",
+            Self::ForwardEnd => "forward_end",
+            Self::BackwardDelta => "backward_delta",
+            Self::BackwardPeak => "backward_peak",
+            Self::BackwardEnd => "backward_end",
+            Self::StepDelta => "step_delta",
+            Self::StepPeak => "step_peak",
+            Self::AfterStep => "after_step",
+            Self::AfterZeroGrad => "after_zero_grad",
+            Self::Grads => "grads",
+            Self::Peak => "peak",
+        }
+    }
+
+    /// Whether the reading is a difference between two instants: it may be negative or near zero, so a percentage of
+    /// it means nothing.
+    #[must_use]
+    pub const fn is_delta(self) -> bool {
+        matches!(self, Self::ForwardDelta | Self::BackwardDelta | Self::StepDelta)
+    }
+}
+
+impl ReadingName {
+    /// Every name, in the order of a run.
+    pub fn all() -> impl Iterator<Item = Self> {
+        let of_steps = Which::ALL.into_iter().flat_map(|w| StepReading::ALL.into_iter().map(move |r| Self::Step(w, r)));
+        [Self::Params, Self::Base].into_iter().chain(of_steps).chain([
+            Self::OptimizerState,
+            Self::MaxAllocated,
+            Self::MaxReserved,
+        ])
+    }
+
+    /// Whether the reading is a difference between two instants.
+    #[must_use]
+    pub const fn is_delta(self) -> bool {
+        matches!(self, Self::Step(_, reading) if reading.is_delta())
+    }
+}
+
+impl fmt::Display for ReadingName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Params => f.write_str("params"),
+            Self::Base => f.write_str("base"),
+            Self::Step(which, reading) => write!(f, "{}.{}", which.name(), reading.name()),
+            Self::OptimizerState => f.write_str("optimizer_state"),
+            Self::MaxAllocated => f.write_str("max_allocated"),
+            Self::MaxReserved => f.write_str("max_reserved"),
+        }
+    }
+}
+
+impl FromStr for ReadingName {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        Self::all().find(|name| name.to_string() == text).ok_or_else(|| {
+            let found: String = text.chars().take(40).collect();
+            format!("`{found}` is not a reading: expected a name such as base, steady.forward_peak or max_allocated")
+        })
+    }
+}
+
+impl Serialize for ReadingName {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for ReadingName {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+#[cfg(feature = "schema")]
+impl schemars::JsonSchema for ReadingName {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "ReadingName".into()
+    }
+    fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+        let names: Vec<String> = Self::all().map(|name| name.to_string()).collect();
+        schemars::json_schema!({ "type": "string", "enum": names })
+    }
+}
+
+/// A reading as the document writes it: exactly one of `bytes` and `unavailable`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields)]
+struct RawReading {
+    /// What was read, and when.
+    name: ReadingName,
+    /// Which of the totals that differ.
+    tier: TierName,
+    /// Whose memory.
+    #[serde(default)]
+    scope: Scope,
+    /// The figure in bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    bytes: Option<i64>,
+    /// Why there is no figure.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    unavailable: Option<String>,
+}
+
+impl TryFrom<RawReading> for Reading {
+    type Error = String;
+
+    fn try_from(raw: RawReading) -> Result<Self, String> {
+        const MAX: u64 = crate::units::MAX_DOCUMENT_BYTES;
+        let RawReading { name, tier, scope, bytes, unavailable } = raw;
+        let figure = match (bytes, unavailable) {
+            (Some(bytes), None) if bytes.unsigned_abs() > MAX => {
+                return Err(format!("`{name}`: {bytes} bytes are more than 8 PiB"));
+            }
+            (Some(bytes), None) if bytes < 0 && !name.is_delta() => {
+                return Err(format!("`{name}`: {bytes} bytes, but only a delta can be negative"));
+            }
+            (Some(bytes), None) => Figure::Bytes(bytes),
+            (None, Some(reason)) => Figure::Unavailable(reason),
+            _ => return Err(format!("`{name}`: expected either `bytes` or `unavailable` with the reason")),
+        };
+        Ok(Self { name, tier, scope, figure })
+    }
+}
+
+impl From<Reading> for RawReading {
+    fn from(reading: Reading) -> Self {
+        let Reading { name, tier, scope, figure } = reading;
+        let (bytes, unavailable) = match figure {
+            Figure::Bytes(bytes) => (Some(bytes), None),
+            Figure::Unavailable(reason) => (None, Some(reason)),
+        };
+        Self { name, tier, scope, bytes, unavailable }
+    }
+}
