@@ -1,0 +1,60 @@
+# `make` lists the targets. What they need and do not find, they install (scripts/tools.sh).
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+export PATH := $(CURDIR)/.tools/bin:$(CURDIR)/scripts/node_modules/.bin:$(HOME)/.cargo/bin:$(PATH)
+PORT ?= 8080
+# This trunk takes NO_COLOR=1 for a wrong flag. Offline: a tool it does not find on PATH is an error, not a download.
+TRUNK := env -u NO_COLOR trunk
+WEB := --target wasm32-unknown-unknown --no-default-features --features web
+
+.PHONY: help serve dev test dist fmt lint test-rust test-page size accuracy screenshots clean
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
+
+serve: dist ## build the page, serve it and print its address
+	node scripts/serve.mjs dist $(PORT)
+
+dev: ## serve a debug build that follows the sources
+	scripts/tools.sh web
+	$(TRUNK) serve --port $(PORT)
+
+test: fmt lint test-rust dist size test-page ## run every test
+
+fmt: ## check the formatting
+	scripts/tools.sh rust
+	cargo fmt --check
+
+lint: ## clippy, native and WebAssembly
+	scripts/tools.sh rust
+	cargo clippy --locked --all-targets --all-features -- -D warnings
+	cargo clippy --locked $(WEB) --lib --bin web -- -D warnings
+
+test-rust: ## native tests and documentation tests
+	scripts/tools.sh rust
+	cargo test --locked --all-features
+
+dist: ## the folder dist/ to host, and dist/vram-budget.html to open from disk
+	scripts/tools.sh web
+	cargo fetch --locked --target wasm32-unknown-unknown
+	$(TRUNK) build --release --offline
+	node scripts/single-file.mjs
+
+size: ## what the browser downloads, raw and compressed
+	node scripts/size.mjs
+
+test-page: ## the built page in a real browser
+	scripts/tools.sh browser
+	npm test --prefix tests/e2e --silent
+
+accuracy: ## fill the README's accuracy table from the measured cases
+	scripts/tools.sh rust
+	scripts/accuracy.sh
+
+screenshots: dist ## retake docs/*.png from the page
+	scripts/tools.sh browser
+	node tests/e2e/screenshots.js
+
+clean: ## remove what was built
+	cargo clean
+	rm -rf dist tests/e2e/out
