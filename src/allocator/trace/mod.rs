@@ -1,0 +1,115 @@
+//! Recorded allocator events, and their replay under any configuration. The format is described in `docs/replay.md`.
+
+mod read;
+mod replay;
+mod report;
+#[cfg(test)]
+mod tests;
+
+use serde::{Deserialize, Serialize};
+
+pub use replay::{Moment, Outcome, replay};
+pub use report::{Figures, PeakFigures, Report, SegmentListing};
+
+use crate::plan::Version;
+use crate::units::Bytes;
+
+/// A recorded run: what a program asked of the allocator, in order.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Trace {
+    /// What it is called.
+    pub name: String,
+    /// `PYTORCH_CUDA_ALLOC_CONF` of the recording; empty if it was unset.
+    pub alloc_conf: String,
+    /// The size of the device. `None`: not given, and taken as without limit.
+    pub total: Option<Bytes>,
+    /// The PyTorch version that recorded it.
+    pub pytorch: Option<Version>,
+    /// What happened.
+    pub events: Vec<Event>,
+    /// Where the recording has figures, in order.
+    pub checkpoints: Vec<CheckpointRequest>,
+    /// How many slots the events use.
+    pub(super) slots: u32,
+}
+
+/// A live allocation's number within its trace: dense, and used again after a free.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slot(pub(super) u32);
+
+/// One thing that a program did.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Event {
+    /// Asked for memory.
+    Alloc {
+        /// The allocation.
+        slot: Slot,
+        /// Bytes asked for.
+        bytes: u64,
+        /// The stream.
+        stream: u32,
+    },
+    /// Freed an allocation.
+    Free {
+        /// The allocation.
+        slot: Slot,
+    },
+    /// Used an allocation on another stream.
+    RecordStream {
+        /// The allocation.
+        slot: Slot,
+        /// The other stream.
+        stream: u32,
+    },
+    /// Called `torch.cuda.empty_cache`.
+    EmptyCache,
+    /// From here on, events on other streams have not finished (true) or have (false).
+    EventsPending(bool),
+    /// Called `torch.cuda.set_per_process_memory_fraction`.
+    SetFraction(f64),
+    /// Began to allocate in a private pool.
+    BeginPool(u64),
+    /// Ended that.
+    EndPool(u64),
+    /// Released a private pool.
+    ReleasePool(u64),
+}
+
+/// A point of the recording that has figures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct CheckpointRequest {
+    /// The event right before it.
+    pub after_event: usize,
+    /// Whether segments are listed there.
+    pub segments: bool,
+}
+
+/// Why a trace cannot be read or replayed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[non_exhaustive]
+pub enum TraceError {
+    /// Not JSON, or not an object of the expected shape.
+    #[error("{problem}")]
+    Json {
+        /// What is wrong, and at which line and column.
+        problem: String,
+    },
+    /// A field of the trace itself.
+    #[error("`{field}`: {problem}")]
+    Field {
+        /// Its name.
+        field: String,
+        /// What is wrong.
+        problem: String,
+    },
+    /// An event.
+    #[error("event {index}: `{field}`: {problem}")]
+    Event {
+        /// Its index, from 0.
+        index: usize,
+        /// The field of it.
+        field: String,
+        /// What is wrong.
+        problem: String,
+    },
+}
