@@ -1,0 +1,7 @@
+//! The allocator against recorded answers, against a second implementation, and against its own laws.
+#![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
+#![allow(clippy::disallowed_methods, reason = "tests read their data files")]
+
+mod data;
+mod traces;
+mod vectors;
