@@ -2,18 +2,22 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::decide::{Caveat, PricedRemedy, TreeStep, Verdict, VerdictKind};
+use crate::bill::ProvenanceKind;
+use crate::decide::remedy::{RULES, Situation};
+use crate::decide::verdict::{Fact, Reason, judge};
+use crate::decide::{Caveat, PricedRemedy, TreeStep, Verdict, VerdictKind, tree};
 use crate::estimate::{Estimate, estimate};
-use crate::issue::Issue;
-use crate::plan::Plan;
+use crate::issue::{Issue, IssueKind};
+use crate::machine::Hardware;
+use crate::plan::{PLAN_VERSION, Plan};
 use crate::recipe::Precision;
-use crate::throughput::Throughput;
+use crate::throughput::{self, Throughput, Work};
 use crate::units::Bytes;
 
 /// Everything that follows from a plan: its estimate, the verdict, the tree, the remedies.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Decision {
-    /// The walk's results.
+    /// The walk's results; where the precision is not given, the dearest candidate's.
     pub estimate: Estimate,
     /// The answer.
     pub verdict: Verdict,
@@ -21,7 +25,7 @@ pub struct Decision {
     pub caveats: Vec<Caveat>,
     /// The four questions, in order.
     pub tree: Vec<TreeStep>,
-    /// Every applicable remedy, the best first: those that leave the training as it is and save most.
+    /// Every applicable remedy: those that leave the training as it is first, then by what they achieve.
     pub remedies: Vec<PricedRemedy>,
     /// The rough speed; `None`: not known.
     pub throughput: Option<Throughput>,
@@ -38,6 +42,9 @@ pub struct Candidate {
     pub allocated: Bytes,
 }
 
+/// A way to walk a plan, such as [`estimate`], one that remembers, or one made up by a test.
+pub type Walk<'a> = &'a dyn Fn(&Plan) -> Result<Estimate, Vec<Issue>>;
+
 /// Decides about `plan`.
 ///
 /// # Errors
@@ -46,12 +53,203 @@ pub fn decide(plan: &Plan) -> Result<Decision, Vec<Issue>> {
     decide_with(plan, &estimate)
 }
 
-/// [`decide`] with another way to walk a plan, such as one that remembers or one made up by a test.
+/// [`decide`] with another way to walk a plan.
 ///
 /// # Errors
 /// Every issue of the plan, one per field.
-pub fn decide_with(plan: &Plan, walk: &dyn Fn(&Plan) -> Result<Estimate, Vec<Issue>>) -> Result<Decision, Vec<Issue>> {
-    let _ = plan;
-    let _ = walk;
-    Err(Vec::new())
+pub fn decide_with(plan: &Plan, walk: Walk<'_>) -> Result<Decision, Vec<Issue>> {
+    let mut issues = document_issues(plan);
+    let hardware = plan.machine.resolve().map_err(|found| issues.extend(found)).ok();
+    let runs = Runs::of(plan, walk).map_err(|found| issues.extend(found)).ok();
+    let (Some(hardware), Some(runs), true) = (hardware, runs, issues.is_empty()) else {
+        return Err(distinct(issues));
+    };
+    let verdict = runs.verdict(plan, &hardware);
+    let throughput = runs.throughput(&hardware);
+    let mut caveats = caveats(plan, &hardware);
+    if let Some(candidates) = runs.candidates(&hardware) {
+        caveats.push(Caveat::PrecisionNotGiven { candidates });
+    }
+    let remedies = price(plan, &hardware, &runs, walk);
+    let estimate = runs.into_dearest();
+    let tree = tree::steps(&plan.policy, &estimate, &verdict, throughput.as_ref(), &remedies);
+    Ok(Decision { estimate, verdict, caveats, tree, remedies, throughput })
+}
+
+/// One walk of a plan whose precision is known.
+struct Run {
+    plan: Plan,
+    estimate: Estimate,
+}
+
+impl Run {
+    fn verdict(&self, hardware: &Hardware) -> Verdict {
+        judge(&self.estimate.tiers, hardware, &self.plan.policy, self.plan.recipe.precision)
+    }
+}
+
+/// The walks of a plan: one, or one per candidate where the precision is not known. The dearest first.
+struct Runs(Vec<Run>);
+
+impl Runs {
+    fn of(plan: &Plan, walk: Walk<'_>) -> Result<Self, Vec<Issue>> {
+        let candidates = match plan.recipe.precision {
+            Some(given) => vec![given],
+            None => Precision::ALL.into_iter().filter(|p| *p != Precision::RuleOfThumb).collect(),
+        };
+        let mut runs = Vec::new();
+        for precision in candidates {
+            let mut plan = plan.clone();
+            plan.recipe.precision = Some(precision);
+            runs.push(Run { estimate: walk(&plan)?, plan });
+        }
+        runs.sort_by_key(|run| core::cmp::Reverse(run.estimate.tiers.allocated.peak_bytes));
+        Ok(Self(runs))
+    }
+
+    fn dearest(&self) -> &Run {
+        &self.0[0]
+    }
+
+    fn throughput(&self, hardware: &Hardware) -> Option<Throughput> {
+        let run = self.dearest();
+        let work = Work::of(&run.plan)?;
+        throughput::rough(&work, &run.plan.recipe, hardware)
+    }
+
+    fn into_dearest(mut self) -> Estimate {
+        self.0.swap_remove(0).estimate
+    }
+
+    /// The candidates' common verdict; where they differ, the precision is the fact that would decide.
+    fn verdict(&self, plan: &Plan, hardware: &Hardware) -> Verdict {
+        let of_dearest = self.dearest().verdict(hardware);
+        let differ = self.0.iter().any(|run| run.verdict(hardware).kind != of_dearest.kind);
+        if plan.recipe.precision.is_none() && differ {
+            let (kind, reason) = (VerdictKind::CannotTell, Reason::Unknown(Fact::Precision));
+            return Verdict { kind, reason, numbers: of_dearest.numbers };
+        }
+        of_dearest
+    }
+
+    /// The candidates, where the precision was not given.
+    fn candidates(&self, hardware: &Hardware) -> Option<Vec<Candidate>> {
+        let candidate = |run: &Run| {
+            Some(Candidate {
+                precision: run.plan.recipe.precision?,
+                verdict: run.verdict(hardware).kind,
+                allocated: run.estimate.tiers.allocated.peak_bytes,
+            })
+        };
+        (self.0.len() > 1).then(|| self.0.iter().filter_map(candidate).collect())
+    }
+}
+
+/// Walks the plan once more for each remedy that applies. A plan that cannot be walked with the change is no remedy.
+fn price(plan: &Plan, hardware: &Hardware, runs: &Runs, walk: Walk<'_>) -> Vec<PricedRemedy> {
+    let assess = |plan: &Plan| {
+        let hardware = plan.machine.resolve().ok()?;
+        let runs = Runs::of(plan, walk).ok()?;
+        let verdict = runs.verdict(plan, &hardware);
+        Some((runs, verdict, hardware))
+    };
+    let verdict_of = |plan: &Plan| assess(plan).map(|(_, verdict, _)| verdict.kind);
+    let before = runs.verdict(plan, hardware).numbers;
+    let situation = Situation { plan, hardware, tiers: &runs.dearest().estimate.tiers, verdict_of: &verdict_of };
+    let mut priced: Vec<PricedRemedy> = RULES
+        .iter()
+        .filter_map(|rule| {
+            let changed = (rule.change)(&situation)?;
+            let (runs, verdict, hardware) = assess(&changed)?;
+            let after = verdict.numbers;
+            Some(PricedRemedy {
+                id: rule.id,
+                effect: rule.effect,
+                helps: rule.helps.to_vec(),
+                peak_bytes: after.allocated,
+                saved_bytes: difference(before.allocated, after.allocated),
+                saved_process_bytes: before.process.zip(after.process).map(|(b, a)| difference(b, a)),
+                verdict: verdict.kind,
+                throughput: runs.throughput(&hardware),
+                plan: changed,
+            })
+        })
+        .collect();
+    priced.sort_by_key(|r| (r.effect, r.verdict.rank(), -r.saved_bytes));
+    priced
+}
+
+fn difference(before: Bytes, after: Bytes) -> i64 {
+    i64::try_from(before.0).unwrap_or(i64::MAX).saturating_sub(i64::try_from(after.0).unwrap_or(i64::MAX))
+}
+
+fn caveats(plan: &Plan, hardware: &Hardware) -> Vec<Caveat> {
+    let mut caveats = Vec::new();
+    let uses_bf16 =
+        matches!(plan.recipe.precision, Some(Precision::AmpBf16 | Precision::PureBf16 | Precision::Bf16Master));
+    if let (Some(gpu), Some(false), true) = (&hardware.name, hardware.bf16, uses_bf16) {
+        caveats.push(Caveat::Bf16Emulated { gpu: gpu.clone() });
+    }
+    if plan.recipe.precision == Some(Precision::RuleOfThumb) {
+        caveats.push(Caveat::RuleOfThumb);
+    }
+    if hardware.name.is_some() && hardware.in_use.is_none() {
+        caveats.push(Caveat::InUseNotGiven);
+    }
+    // What the user stated is no assumption of ours.
+    let is_custom = matches!(plan.machine.gpu, Some(crate::machine::GpuChoice::Custom(_)));
+    if let Some(capacity) = &hardware.capacity
+        && capacity.provenance.kind == ProvenanceKind::Assumed
+        && !is_custom
+        && plan.machine.mig_slice_bytes.is_none()
+    {
+        let (bytes, provenance) = (capacity.bytes, capacity.provenance.clone());
+        caveats.push(Caveat::CapacityAssumed { bytes, provenance });
+    }
+    if let Some(context) = &hardware.context
+        && plan.machine.context_bytes.is_none()
+    {
+        let (bytes, provenance) = (context.bytes, context.provenance.clone());
+        caveats.push(Caveat::ContextAssumed { bytes, provenance });
+    }
+    caveats
+}
+
+/// What is wrong with the parts of a plan that no walk looks at.
+fn document_issues(plan: &Plan) -> Vec<Issue> {
+    let mut issues = Vec::new();
+    if plan.version != PLAN_VERSION {
+        let version = u64::from(PLAN_VERSION);
+        let kind = IssueKind::OutOfRange { min: version, max: version, found: plan.version.to_string() };
+        issues.push(Issue::new("version", kind));
+    }
+    let policy = &plan.policy;
+    for (field, share) in [
+        ("policy.rigid_share", policy.rigid_share),
+        ("policy.activation_share", policy.activation_share),
+        ("policy.margin_low", policy.margin_low),
+        ("policy.margin_high", policy.margin_high),
+    ] {
+        if !(0.0..=1.0).contains(&share) {
+            let expected = "a share from 0 to 1".into();
+            issues.push(Issue::new(field, IssueKind::NotA { expected, found: share.to_string() }));
+        }
+    }
+    if policy.margin_low > policy.margin_high {
+        let expected = format!("at most policy.margin_high, {}", policy.margin_high);
+        let found = policy.margin_low.to_string();
+        issues.push(Issue::new("policy.margin_low", IssueKind::NotA { expected, found }));
+    }
+    issues
+}
+
+/// Issues in order, each once: the walk and the machine may both look at a field.
+fn distinct(issues: Vec<Issue>) -> Vec<Issue> {
+    let mut distinct: Vec<Issue> = Vec::new();
+    for issue in issues {
+        if !distinct.contains(&issue) {
+            distinct.push(issue);
+        }
+    }
+    distinct
 }

@@ -6,11 +6,13 @@
 mod caveat;
 mod decision;
 pub mod remedy;
+#[cfg(test)]
+mod tests;
 mod tree;
 mod verdict;
 
 pub use caveat::Caveat;
-pub use decision::{Candidate, Decision, decide, decide_with};
+pub use decision::{Candidate, Decision, Walk, decide, decide_with};
 pub use remedy::{Effect, PricedRemedy, RemedyId};
-pub use tree::{Figure, Question, Status, TreeStep};
+pub use tree::{Figure, Piece, Question, Status, TreeStep};
 pub use verdict::{Fact, Numbers, Reason, Verdict, VerdictKind, judge};

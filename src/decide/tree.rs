@@ -2,6 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::bill::{Instant, Part};
+use crate::decide::{Numbers, PricedRemedy, Verdict, VerdictKind};
+use crate::estimate::Estimate;
+use crate::plan::Policy;
 use crate::throughput::Throughput;
 use crate::units::Bytes;
 
@@ -45,7 +49,7 @@ pub struct Figure {
     pub value: Option<f64>,
     /// The policy's threshold for it. `None`: the step has none.
     pub threshold: Option<f64>,
-    /// What the share is of: `value = part ÷ whole`. `None`: not known.
+    /// What the share is of: `value = part ÷ whole`, for the margin `1 − part ÷ whole`. `None`: not known.
     pub part: Option<Bytes>,
     /// The denominator. `None`: not known.
     pub whole: Option<Bytes>,
@@ -88,4 +92,155 @@ pub struct TreeStep {
     pub throughput: Option<Throughput>,
     /// What helps here: positions in [`crate::decide::Decision::remedies`].
     pub remedies: Vec<usize>,
+}
+
+/// Answers the four questions from a walk and its verdict.
+pub(super) fn steps(
+    policy: &Policy,
+    estimate: &Estimate,
+    verdict: &Verdict,
+    throughput: Option<&Throughput>,
+    remedies: &[PricedRemedy],
+) -> Vec<TreeStep> {
+    let facts = Facts::of(estimate, verdict);
+    Question::ALL
+        .into_iter()
+        .map(|question| {
+            let helps = |r: &PricedRemedy| {
+                let useful = match question {
+                    Question::Throughput => is_faster(r, throughput),
+                    _ => r.saves() || r.verdict.rank() < verdict.kind.rank(),
+                };
+                useful && r.helps.contains(&question)
+            };
+            let remedies: Vec<usize> = (0..remedies.len()).filter(|at| helps(&remedies[*at])).collect();
+            let (status, figure) = match question {
+                Question::Rigid => facts.rigid(policy),
+                Question::Activations => facts.activations(policy),
+                Question::Margin => facts.margin(policy, verdict.kind),
+                Question::Throughput => facts.throughput(verdict.kind, throughput, !remedies.is_empty()),
+            };
+            let throughput = throughput.filter(|_| question == Question::Throughput).cloned();
+            TreeStep { question, status, figure, throughput, remedies }
+        })
+        .collect()
+}
+
+/// The quantities that the questions share.
+struct Facts {
+    weights: Bytes,
+    gradients: Bytes,
+    states: Bytes,
+    activations: Bytes,
+    numbers: Numbers,
+}
+
+impl Facts {
+    fn of(estimate: &Estimate, verdict: &Verdict) -> Self {
+        // All that is rigid is alive at once in the optimizer's step.
+        let step = estimate.bill.column(Instant::Step).parts;
+        let activations = estimate.bill.columns.iter().map(|c| c.parts.get(Part::Activations)).max();
+        Self {
+            weights: step.get(Part::Weights),
+            gradients: step.get(Part::Gradients),
+            states: step.get(Part::States),
+            activations: activations.unwrap_or_default(),
+            numbers: verdict.numbers,
+        }
+    }
+
+    fn rigid_bytes(&self) -> Bytes {
+        self.weights + self.gradients + self.states
+    }
+
+    /// Weights, gradients and states as a share of the card.
+    fn rigid(&self, policy: &Policy) -> (Status, Figure) {
+        let rigid = self.rigid_bytes();
+        let capacity = self.numbers.capacity;
+        let value = capacity.and_then(|all| ratio(rigid, all));
+        let status = match value {
+            None => Status::Waits,
+            Some(_) if self.numbers.usable.or(capacity).is_some_and(|usable| rigid > usable) => Status::Stop,
+            Some(share) if share > policy.rigid_share => Status::Attention,
+            Some(_) => Status::Pass,
+        };
+        let pieces = vec![
+            (Piece::Weights, Some(self.weights)),
+            (Piece::Gradients, Some(self.gradients)),
+            (Piece::States, Some(self.states)),
+            (Piece::Capacity, capacity),
+        ];
+        let threshold = Some(policy.rigid_share);
+        (status, Figure { value, threshold, part: Some(rigid), whole: capacity, pieces })
+    }
+
+    /// Activations at their highest instant as a share of what the rigid cost leaves.
+    fn activations(&self, policy: &Policy) -> (Status, Figure) {
+        let left = self.numbers.usable.map(|usable| usable.saturating_sub(self.rigid_bytes()));
+        let value = left.and_then(|left| ratio(self.activations, left));
+        let status = match (left, value) {
+            (None, _) => Status::Waits,
+            (Some(Bytes(0)), _) => Status::Stop,
+            (_, Some(share)) if share > 1.0 => Status::Stop,
+            (_, Some(share)) if share > policy.activation_share => Status::Attention,
+            _ => Status::Pass,
+        };
+        let pieces = vec![
+            (Piece::Activations, Some(self.activations)),
+            (Piece::Capacity, self.numbers.capacity),
+            (Piece::InUse, self.numbers.in_use),
+            (Piece::Context, self.numbers.context),
+            (Piece::Weights, Some(self.weights)),
+            (Piece::Gradients, Some(self.gradients)),
+            (Piece::States, Some(self.states)),
+        ];
+        let threshold = Some(policy.activation_share);
+        (status, Figure { value, threshold, part: Some(self.activations), whole: left, pieces })
+    }
+
+    /// What is left of the card by the process figure, as a share of the card; negative where it is exceeded.
+    fn margin(&self, policy: &Policy, verdict: VerdictKind) -> (Status, Figure) {
+        let Numbers { capacity, process, in_use, context, reserved, .. } = self.numbers;
+        let held = process.and_then(|p| p.checked_add(in_use.unwrap_or_default()));
+        let value = held.zip(capacity).and_then(|(held, all)| ratio(held, all)).map(|held| 1.0 - held);
+        let status = match (verdict, value) {
+            (VerdictKind::DoesNotFit, _) => Status::Stop,
+            (_, None) => Status::Waits,
+            (_, Some(free)) if free < policy.margin_low => Status::Attention,
+            _ => Status::Pass,
+        };
+        let pieces = vec![
+            (Piece::Reserved, reserved),
+            (Piece::Context, context),
+            (Piece::InUse, in_use),
+            (Piece::Capacity, capacity),
+        ];
+        (status, Figure { value, threshold: Some(policy.margin_low), part: held, whole: capacity, pieces })
+    }
+
+    /// The rough speed of a configuration that fits.
+    fn throughput(&self, verdict: VerdictKind, throughput: Option<&Throughput>, faster: bool) -> (Status, Figure) {
+        let status = match verdict {
+            VerdictKind::Fits | VerdictKind::Tight if throughput.is_some() => {
+                if faster {
+                    Status::Attention
+                } else {
+                    Status::Pass
+                }
+            }
+            _ => Status::Waits,
+        };
+        (status, Figure { value: None, threshold: None, part: None, whole: None, pieces: Vec::new() })
+    }
+}
+
+/// Whether a remedy fits and shortens even the longest step that is expected.
+fn is_faster(remedy: &PricedRemedy, now: Option<&Throughput>) -> bool {
+    let shorter = |a: &Throughput, b: &Throughput| a.tokens_per_second.low > b.tokens_per_second.low;
+    remedy.verdict == VerdictKind::Fits && remedy.throughput.as_ref().zip(now).is_some_and(|(a, b)| shorter(a, b))
+}
+
+/// `part ÷ whole`; `None` when there is no whole.
+fn ratio(part: Bytes, whole: Bytes) -> Option<f64> {
+    (whole > Bytes::ZERO).then(|| part.as_f64() / whole.as_f64())
 }

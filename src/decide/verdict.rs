@@ -33,6 +33,17 @@ impl VerdictKind {
             Self::CannotTell => "cannot_tell",
         }
     }
+
+    /// Its place among the answers, the best first.
+    #[must_use]
+    pub(super) const fn rank(self) -> u8 {
+        match self {
+            Self::Fits => 0,
+            Self::Tight => 1,
+            Self::CannotTell => 2,
+            Self::DoesNotFit => 3,
+        }
+    }
 }
 
 /// An answer with what it rests on.

@@ -71,6 +71,10 @@ pub struct Gpu {
     pub memory_gb: u64,
     /// Dense peak by dtype, TFLOP/s.
     pub tflops: Peaks,
+    /// Memory bandwidth, GB/s (10⁹ bytes a second).
+    pub bandwidth_gbps: Option<f64>,
+    /// The best matrix product measured, as a share of the peak.
+    pub matmul_fraction: Option<f64>,
     torch_total_gib: Option<f64>,
     torch_total_source: Option<usize>,
     driver_total_mib: Option<u64>,

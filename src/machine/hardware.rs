@@ -55,6 +55,10 @@ pub struct Hardware {
     pub in_use: Option<Bytes>,
     /// Dense peaks.
     pub peaks: Peaks,
+    /// Memory bandwidth, GB/s. `None`: not known.
+    pub bandwidth_gbps: Option<f64>,
+    /// The best matrix product measured, as a share of the peak. `None`: not known.
+    pub matmul_fraction: Option<f64>,
 }
 
 impl Machine {
@@ -82,6 +86,8 @@ impl Machine {
                 context: None,
                 in_use: None,
                 peaks: Peaks::default(),
+                bandwidth_gbps: None,
+                matmul_fraction: None,
             },
             Some(GpuChoice::Custom(gpu)) => {
                 bounded("machine.gpu.custom.memory_bytes", Some(gpu.memory_bytes), 1, MAX_DOCUMENT_BYTES);
@@ -101,6 +107,8 @@ impl Machine {
                     context: Some(catalogue::assumed_context(capability.map(arch_of).unwrap_or_default())),
                     in_use: None,
                     peaks: Peaks::default(),
+                    bandwidth_gbps: None,
+                    matmul_fraction: None,
                 }
             }
             Some(GpuChoice::Catalogue(name)) => match catalogue::find(name) {
@@ -116,6 +124,8 @@ impl Machine {
                     context: (gpu.vendor == "NVIDIA").then(|| catalogue::assumed_context(Some(&gpu.arch))),
                     in_use: None,
                     peaks: gpu.tflops,
+                    bandwidth_gbps: gpu.bandwidth_gbps,
+                    matmul_fraction: gpu.matmul_fraction,
                 },
             },
         };
@@ -128,6 +138,7 @@ impl Machine {
             hardware.capacity = Some(stated(slice));
             // A slice has a share of the card's units that the plan does not state.
             hardware.peaks = Peaks::default();
+            hardware.bandwidth_gbps = None;
         }
         if let Some(context) = self.context_bytes {
             hardware.context = Some(stated(context));

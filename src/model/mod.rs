@@ -1,6 +1,10 @@
 //! What is trained: presets, the import of a Hugging Face `config.json`, and each family's operations.
 
+pub mod presets;
+
 use serde::{Deserialize, Serialize};
+
+pub use presets::{Preset, presets};
 
 /// Where the model comes from.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

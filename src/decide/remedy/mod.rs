@@ -3,7 +3,23 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::decide::VerdictKind;
+mod autocast;
+mod checkpointing;
+mod drop_outputs;
+mod expandable_segments;
+mod fp16;
+mod free_gradients;
+mod fused_optimizer;
+mod larger_gpu;
+mod no_checkpointing;
+mod pure_bf16;
+mod sdpa_attention;
+mod shorter_sequence;
+mod smaller_micro_batch;
+
+use crate::bill::Tiers;
+use crate::decide::{Question, VerdictKind};
+use crate::machine::Hardware;
 use crate::plan::Plan;
 use crate::throughput::Throughput;
 use crate::units::Bytes;
@@ -18,26 +34,26 @@ pub enum RemedyId {
     SdpaAttention,
     /// Activation checkpointing: layers are run again in backward.
     Checkpointing,
-    /// Half the micro-batch, twice the accumulation: the same tokens per step.
+    /// A smaller micro-batch and as much more accumulation: the same tokens per step.
     SmallerMicroBatch,
-    /// `set_to_none=True`.
+    /// `set_to_none=True`: gradients are freed between steps.
     FreeGradients,
-    /// Do not keep the model's outputs through backward.
+    /// The model's outputs are not kept through backward.
     DropOutputs,
+    /// `expandable_segments:True`: less memory reserved and unused.
+    ExpandableSegments,
     /// Checkpointing off where there is room: faster.
     NoCheckpointing,
-    /// Another precision recipe: changes the numerics.
-    PureBf16,
-    /// Autocast instead of FP32: changes the numerics.
+    /// Autocast instead of FP32 products.
     Autocast,
-    /// FP16 where the hardware has no BF16: changes the numerics.
+    /// Weights, gradients and states in BF16.
+    PureBf16,
+    /// FP16 where the hardware has no BF16: faster.
     Fp16,
-    /// Another optimizer with less state: changes the training.
-    SgdMomentum,
-    /// The smallest larger card of the catalogue that fits.
-    LargerGpu,
-    /// A shorter sequence: trains on less context.
+    /// Half the sequence length: trains on less context.
     ShorterSequence,
+    /// The smallest larger card of the catalogue that the job fits.
+    LargerGpu,
 }
 
 /// What a remedy changes beside the memory.
@@ -46,10 +62,10 @@ pub enum RemedyId {
 pub enum Effect {
     /// The same training, perhaps at another speed.
     SameTraining,
+    /// Other numerics or other data: the training changes.
+    ChangesTraining,
     /// The same job on other hardware.
     OtherHardware,
-    /// Other numerics or another optimizer: the training changes.
-    ChangesTraining,
 }
 
 /// A remedy with its price.
@@ -65,8 +81,56 @@ pub struct PricedRemedy {
     pub peak_bytes: Bytes,
     /// Bytes by which the allocated peak falls; negative where it rises. Zero: no help at the instant that binds.
     pub saved_bytes: i64,
+    /// Bytes by which the process's peak falls. `None`: not known.
+    pub saved_process_bytes: Option<i64>,
+    /// The questions at which it is offered.
+    pub helps: Vec<Question>,
     /// The verdict with the change.
     pub verdict: VerdictKind,
     /// The speed with the change, where it can be estimated.
     pub throughput: Option<Throughput>,
 }
+
+impl PricedRemedy {
+    /// Whether it lowers a peak.
+    #[must_use]
+    pub fn saves(&self) -> bool {
+        self.saved_bytes > 0 || self.saved_process_bytes.is_some_and(|saved| saved > 0)
+    }
+}
+
+/// One remedy: where it helps, what it changes beside the memory, and the change.
+pub(super) struct Rule {
+    pub(super) id: RemedyId,
+    pub(super) effect: Effect,
+    /// The questions at which it is offered.
+    pub(super) helps: &'static [Question],
+    /// The plan with the change; `None` where the precondition does not hold, such as a change already made.
+    pub(super) change: fn(&Situation<'_>) -> Option<Plan>,
+}
+
+/// What a remedy may look at.
+pub(super) struct Situation<'a> {
+    pub(super) plan: &'a Plan,
+    pub(super) hardware: &'a Hardware,
+    pub(super) tiers: &'a Tiers,
+    /// The verdict on another plan; `None` where it cannot be walked.
+    pub(super) verdict_of: &'a dyn Fn(&Plan) -> Option<VerdictKind>,
+}
+
+/// Every remedy. The order is that of the articles: what costs least first.
+pub(super) const RULES: [Rule; 13] = [
+    fused_optimizer::RULE,
+    sdpa_attention::RULE,
+    drop_outputs::RULE,
+    free_gradients::RULE,
+    expandable_segments::RULE,
+    checkpointing::RULE,
+    smaller_micro_batch::RULE,
+    no_checkpointing::RULE,
+    autocast::RULE,
+    pure_bf16::RULE,
+    fp16::RULE,
+    shorter_sequence::RULE,
+    larger_gpu::RULE,
+];

@@ -1,0 +1,17 @@
+//! `zero_grad(set_to_none=True)`: gradients are not kept through the next forward.
+
+use super::{Effect, RemedyId, Rule, Situation};
+use crate::decide::Question;
+use crate::plan::Plan;
+use crate::recipe::ZeroGrad;
+
+pub(super) const RULE: Rule =
+    Rule { id: RemedyId::FreeGradients, effect: Effect::SameTraining, helps: &[Question::Margin], change };
+
+fn change(situation: &Situation<'_>) -> Option<Plan> {
+    (situation.plan.recipe.zero_grad == ZeroGrad::Zero).then(|| {
+        let mut plan = situation.plan.clone();
+        plan.recipe.zero_grad = ZeroGrad::None;
+        plan
+    })
+}
