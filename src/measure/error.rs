@@ -42,6 +42,6 @@ pub enum ImportError {
         message: String,
     },
     /// Fields that are missing or wrong, all at once.
-    #[error("{} of the document's fields cannot be used", .0.len())]
+    #[error("fields that cannot be used: {}", .0.iter().map(|issue| issue.field.as_str()).collect::<Vec<_>>().join(", "))]
     Fields(Vec<Issue>),
 }

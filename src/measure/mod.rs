@@ -1,10 +1,12 @@
 //! What people measured: our versioned document, and every text that is read as one. One file per format.
 
+mod case;
 mod document;
 mod error;
 pub mod format;
 mod reading;
 
+pub use case::Case;
 pub use document::{Environment, Gpu, MEASUREMENT_VERSION, Measurement, Producer};
 pub use error::ImportError;
 pub use format::{FormatId, Imported, MAX_TEXT, import, import_in};

@@ -1,4 +1,4 @@
-//! The output of the articles' measuring script: one JSON object of five figures of a first step,
+//! The output of the articles' measuring script: one JSON object of five figures of a step,
 //! `{"base": …, "forward_delta": …, "backward_delta": …, "step_delta": …, "peak": …}`, in bytes.
 //!
 //! The script prints bytes, but people divide before they paste. Figures that are no plausible byte counts are not
@@ -16,10 +16,8 @@ use crate::units::MAX_DOCUMENT_BYTES;
 
 pub(super) const FORMAT: Format = Format {
     id: FormatId::Script,
-    expected: "the script's output, {\"base\": …, \"forward_delta\": …, \"backward_delta\": …, \"step_delta\": …, \"peak\": …} in bytes",
-    recognises: |text| {
-        text.trim_start().starts_with('{') && FIELDS.iter().any(|(key, _)| text.contains(&format!("\"{key}\"")))
-    },
+    expected: "the script's output ({\"base\": …, \"forward_delta\": …, \"backward_delta\": …, \"step_delta\": …, \"peak\": …}, in bytes)",
+    recognises,
     read,
 };
 
@@ -32,23 +30,34 @@ const FIELDS: [(&str, StepReading); 5] = [
     ("peak", StepReading::Peak),
 ];
 
+/// At least two of the keys, at the top level where the text is JSON: other documents may well have a `peak`.
+fn recognises(text: &str) -> bool {
+    let text = text.trim_start();
+    let known = |key: &str| FIELDS.iter().any(|(known, _)| *known == key);
+    text.starts_with('{')
+        && match object(text) {
+            Ok(object) => object.keys().filter(|key| known(key)).count() >= 2,
+            Err(_) => FIELDS.iter().filter(|(key, _)| text.contains(*key)).count() >= 2,
+        }
+}
+
+/// The text as a JSON object. Python prints a dictionary with single quotes; the keys have none of their own.
+fn object(text: &str) -> Result<Map<String, Value>, serde_json::Error> {
+    if text.contains('"') { serde_json::from_str(text) } else { serde_json::from_str(&text.replace('\'', "\"")) }
+}
+
 /// A peak below this is not a training step in bytes: PyTorch's allocator hands out 2 MiB at the least.
 const LEAST_PEAK_BYTES: f64 = 1e6;
+/// Growth of `optimizer.step()` below this is rounding, not states.
+const GROWTH_BYTES: i64 = 1 << 20;
 /// A peak below this is too small for MB and MiB and reads as GB or GiB: no card has a terabyte, and no model trains
 /// in a megabyte.
 const MOST_PEAK_GB: f64 = 1024.0;
 
 fn read(text: &str, unit: Option<Unit>) -> Result<Read, ImportError> {
-    let object: Map<String, Value> = serde_json::from_str(text).map_err(|e| malformed(&e))?;
-    let mut issues: Vec<Issue> = object
-        .keys()
-        .filter(|key| !FIELDS.iter().any(|(known, _)| known == key))
-        .map(|key| {
-            let known: Vec<String> = FIELDS.iter().map(|(known, _)| (*known).to_owned()).collect();
-            let kind = IssueKind::UnknownName { found: key.chars().take(40).collect(), did_you_mean: known };
-            Issue::new(key.chars().take(40).collect::<String>(), kind)
-        })
-        .collect();
+    let object = object(text).map_err(|e| malformed(&e))?;
+    // Further keys are none of ours: a script may print its step number too.
+    let mut issues = Vec::new();
     let mut figures = Vec::new();
     for (key, reading) in FIELDS {
         match object.get(key) {
@@ -70,13 +79,14 @@ fn read(text: &str, unit: Option<Unit>) -> Result<Read, ImportError> {
             units => return Ok(Read::WhichUnit(units)),
         },
     };
+    let which = which_step(&figures, unit);
     let mut readings = Vec::new();
     for (key, reading, number) in figures {
         let limit = i64::try_from(MAX_DOCUMENT_BYTES).unwrap_or(i64::MAX);
         let lowest = if reading.is_delta() { -limit } else { 0 };
         match in_bytes(&number, unit).filter(|bytes| (lowest..=limit).contains(bytes)) {
             Some(bytes) => readings.push(Reading {
-                name: ReadingName::Step(Which::First, reading),
+                name: ReadingName::Step(which, reading),
                 tier: TierName::Allocated,
                 scope: Scope::Process,
                 figure: Figure::Bytes(bytes),
@@ -92,6 +102,15 @@ fn read(text: &str, unit: Option<Unit>) -> Result<Read, ImportError> {
     } else {
         Err(ImportError::Fields(issues))
     }
+}
+
+/// The first step grows by the optimizer's states; a later one does not grow. An optimizer without states makes no
+/// difference between them.
+fn which_step(figures: &[(&str, StepReading, Number)], unit: Unit) -> Which {
+    let grows = |(_, reading, number): &(&str, StepReading, Number)| {
+        *reading == StepReading::StepDelta && in_bytes(number, unit).is_some_and(|bytes| bytes >= GROWTH_BYTES)
+    };
+    if figures.iter().any(grows) { Which::First } else { Which::Steady }
 }
 
 /// The units in which the figures could be written, the likeliest first. Only whole figures with a peak of at least a
