@@ -123,6 +123,23 @@ fn rejections_say_what_was_expected_and_where() {
     insta::assert_snapshot!(told);
 }
 
+/// What the documentation shows is read as it stands.
+#[test]
+fn the_examples_of_the_documentation_are_read() {
+    let text = include_str!("../docs/measurement.md");
+    let examples: Vec<_> = text.split("```json\n").skip(1).map(|rest| rest.split("```").next().unwrap()).collect();
+    assert_eq!(examples.len(), 2);
+    let document = read(examples[0]);
+    assert_eq!(document.readings.len(), 5);
+    assert!(document.plan.is_some());
+    assert_eq!(read(examples[1]).bytes(name("first.peak")), Some(67_393_798_144));
+    for name in ReadingName::all() {
+        let written = name.to_string();
+        let last = written.rsplit('.').next().unwrap();
+        assert!(text.contains(&format!("`{last}`")) || text.contains(&format!("`….{last}`")), "{written}");
+    }
+}
+
 #[test]
 fn a_text_beyond_the_limit_is_refused_before_it_is_looked_at() {
     let text = " ".repeat(MAX_TEXT + 1);

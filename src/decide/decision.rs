@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::bill::ProvenanceKind;
+use crate::bill::{ProvenanceKind, Tier};
 use crate::decide::remedy::{RULES, Situation};
 use crate::decide::verdict::{Fact, Reason, judge};
 use crate::decide::{Caveat, PricedRemedy, TreeStep, Verdict, VerdictKind, tree};
@@ -17,7 +17,8 @@ use crate::units::Bytes;
 /// Everything that follows from a plan: its estimate, the verdict, the tree, the remedies.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Decision {
-    /// The walk's results; where the precision is not given, the dearest candidate's.
+    /// The walk's results, with the process tier of the plan's GPU; where the precision is not given, the dearest
+    /// candidate's.
     pub estimate: Estimate,
     /// The answer.
     pub verdict: Verdict,
@@ -71,7 +72,10 @@ pub fn decide_with(plan: &Plan, walk: Walk<'_>) -> Result<Decision, Vec<Issue>> 
         caveats.push(Caveat::PrecisionNotGiven { candidates });
     }
     let remedies = price(plan, &hardware, &runs, walk);
-    let estimate = runs.into_dearest();
+    let mut estimate = runs.into_dearest();
+    if let (Some(peak_bytes), Some(context)) = (verdict.numbers.process, &hardware.context) {
+        estimate.tiers.process = Some(Tier { peak_bytes, provenance: context.provenance.clone() });
+    }
     let tree = tree::steps(&plan.policy, &estimate, &verdict, throughput.as_ref(), &remedies);
     Ok(Decision { estimate, verdict, caveats, tree, remedies, throughput })
 }

@@ -93,6 +93,13 @@ fn between_allocated_and_reserved_it_is_tight_and_beyond_allocated_it_does_not_f
 }
 
 #[test]
+fn the_process_tier_is_reserved_and_context() {
+    let decision = decide_with(&plan(30), &walked(Some(22))).unwrap();
+    assert_eq!(decision.estimate.tiers.process.unwrap().peak_bytes, gib(23));
+    assert_eq!(decide_with(&plan(30), &walked(None)).unwrap().estimate.tiers.process, None);
+}
+
+#[test]
 fn memory_in_use_counts() {
     let mut plan = plan(30);
     plan.machine.in_use_bytes = Some(gib(9));
