@@ -1,1 +1,14 @@
-//! Under construction.
+//! The walk: a training step as a list of tensor lifetimes, in the framework's order.
+//!
+//! [`tape`] runs the operations of [`ops`], which know what each allocates, saves and allocates again in backward;
+//! [`autograd`] runs backward in PyTorch's order; [`checkpoint`] drops and runs again; [`train`] is the loop around
+//! them. Families (in [`crate::model`]) say which operations run; optimizers (in [`crate::recipe`]) what a step adds.
+
+pub mod autograd;
+pub mod checkpoint;
+pub mod log;
+pub mod ops;
+pub mod shape;
+pub mod tape;
+pub mod tensor;
+pub mod train;

@@ -1,0 +1,231 @@
+//! Pieces that several families share, in the order of transformers' own code (5.24).
+
+use crate::recipe::{Attention, Checkpointing, Recipe, SdpaBackend};
+use crate::step::ops::SdpaPath;
+use crate::step::shape::{Dim, Shape, Symbol};
+use crate::step::tape::Tape;
+use crate::step::tensor::{Dtype, Tensor};
+
+/// What a forward needs to know of the recipe.
+#[derive(Clone, Debug)]
+pub struct Run {
+    /// The tape.
+    pub tape: Tape,
+    /// Sequences per micro-batch.
+    pub batch: Dim,
+    /// Tokens per sequence.
+    pub seq: Dim,
+    /// How attention runs.
+    pub attention: AttentionPlan,
+    /// Whether every layer is checkpointed.
+    pub checkpointed: bool,
+}
+
+/// How attention runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AttentionPlan {
+    /// Scores and probabilities as tensors.
+    Eager,
+    /// `scaled_dot_product_attention`, by the backend PyTorch chooses or a forced one.
+    Sdpa(Option<SdpaPath>),
+}
+
+impl Run {
+    /// The run of `recipe` on `tape`.
+    #[must_use]
+    pub fn new(tape: &Tape, recipe: &Recipe) -> Self {
+        let attention = match recipe.attention.unwrap_or(Attention::Sdpa) {
+            Attention::Eager => AttentionPlan::Eager,
+            Attention::Sdpa => AttentionPlan::Sdpa(recipe.sdpa_backend.and_then(|b| match b {
+                SdpaBackend::FlashAttention => Some(SdpaPath::Flash),
+                SdpaBackend::EfficientAttention => Some(SdpaPath::Efficient),
+                SdpaBackend::CudnnAttention => Some(SdpaPath::Cudnn),
+                SdpaBackend::Math => None,
+            })),
+        };
+        Self {
+            tape: tape.clone(),
+            batch: Dim::named(recipe.micro_batch, Symbol::B),
+            seq: Dim::named(recipe.seq_len, Symbol::S),
+            attention,
+            checkpointed: recipe.checkpointing == Checkpointing::Full,
+        }
+    }
+}
+
+/// RMSNorm written in Python, as in Llama: the mean square in FP32, the product with the weight in the input's dtype.
+pub(super) fn rms_norm(t: &Tape, x: &Tensor, weight: &Tensor) -> Tensor {
+    let dtype = x.dtype();
+    let x = t.to(x, Dtype::F32);
+    let variance = {
+        let square = t.pow(&x);
+        t.mean_last(&square)
+    };
+    let normalised = {
+        let rstd = {
+            let shifted = t.add_scalar(&variance);
+            t.rsqrt(&shifted)
+        };
+        t.mul(&x, &rstd)
+    };
+    let out = {
+        let cast = t.to(&normalised, dtype);
+        t.mul(weight, &cast)
+    };
+    drop(normalised);
+    drop(variance);
+    out
+}
+
+/// `torch.arange(s) + 0`, unsqueezed: the position ids of a whole sequence.
+pub(super) fn position_ids(run: &Run) -> Tensor {
+    let t = &run.tape;
+    let range = t.temp(Shape::new(&[run.seq]), Dtype::I64, "positions");
+    let ids = t.temp(Shape::new(&[Dim::plain(1), run.seq]), Dtype::I64, "positions");
+    drop(range);
+    ids
+}
+
+/// The cosine and sine tables of rotary embeddings, [1, s, d], computed in FP32 and cast to `dtype`.
+pub(super) fn rotary_tables(run: &Run, head: Dim, dtype: Dtype) -> (Tensor, Tensor) {
+    let t = &run.tape;
+    let one = Dim::plain(1);
+    let half = Dim::plain(head.n / 2);
+    let whole = Shape::new(&[one, run.seq, head]);
+    let positions = t.temp(Shape::new(&[one, run.seq, one]), Dtype::F32, "positions");
+    let freqs = t.temp(Shape::new(&[one, run.seq, half]), Dtype::F32, "rotary angles");
+    drop(positions);
+    let emb = t.temp(whole, Dtype::F32, "rotary angles");
+    let table = |op: &'static str| {
+        let raw = t.temp(whole, Dtype::F32, op);
+        let scaled = t.temp(whole, Dtype::F32, op);
+        drop(raw);
+        scaled
+    };
+    let cos = table("cosine table");
+    let sin = table("sine table");
+    let out = (t.to(&cos, dtype), t.to(&sin, dtype));
+    drop(freqs);
+    drop(emb);
+    drop(cos);
+    drop(sin);
+    out
+}
+
+/// `x × cos + rotate_half(x) × sin`.
+pub(super) fn rotate(t: &Tape, x: &Tensor, cos: &Tensor, sin: &Tensor) -> Tensor {
+    let direct = t.mul(x, cos);
+    let turned = {
+        let rotated = {
+            let d = x.dim(3);
+            let half = Dim::plain(d.n / 2);
+            let first = t.slice(x, 3, half);
+            let second = t.slice(x, 3, half);
+            let negated = t.neg(&second);
+            t.cat(&negated, &first, 3, d)
+        };
+        t.mul(&rotated, sin)
+    };
+    t.add(&direct, &turned)
+}
+
+/// `repeat_kv`: each key or value head repeated for its query heads, as a copy; nothing when there is one each.
+fn repeat_kv(t: &Tape, x: &Tensor, heads: Dim) -> Tensor {
+    let groups = heads.n / x.dim(1).n.max(1);
+    if groups == 1 {
+        return x.clone();
+    }
+    let (b, s, d) = (x.dim(0), x.dim(2), x.dim(3));
+    let five = t.unsqueeze(x, 2);
+    let five = t.expand(&five, 2, Dim::plain(groups));
+    let copy = t.contiguous(&five);
+    t.reshape(&copy, &[b, heads, s, d])
+}
+
+/// Causal attention of q [b, a, s, d] over k, v [b, g, s, d]; returns [b, s, a·d].
+pub(super) fn attend(
+    run: &Run,
+    (q, k, v): (&Tensor, &Tensor, &Tensor),
+    mask: Option<&Tensor>,
+    dropout: f64,
+    width: Dim,
+) -> Tensor {
+    let t = &run.tape;
+    let (b, a, s) = (q.dim(0), q.dim(1), q.dim(2));
+    let out = match run.attention {
+        AttentionPlan::Sdpa(forced) => {
+            let out = t.sdpa(q, k, v, dropout, forced);
+            let out = t.transpose(&out, 1, 2);
+            t.contiguous(&out)
+        }
+        AttentionPlan::Eager => {
+            let k = repeat_kv(t, k, a);
+            let v = repeat_kv(t, v, a);
+            let probabilities = {
+                let kt = t.transpose(&k, 2, 3);
+                let scores = {
+                    let raw = t.matmul4(q, &kt);
+                    t.mul_scalar(&raw)
+                };
+                let scores = match mask {
+                    Some(mask) => t.add(&scores, mask),
+                    None => scores,
+                };
+                let softmax = t.softmax_f32(&scores);
+                let cast = t.to(&softmax, q.dtype());
+                drop(softmax);
+                cast
+            };
+            let probabilities = t.dropout(&probabilities, dropout);
+            let out = t.matmul4(&probabilities, &v);
+            let out = t.transpose(&out, 1, 2);
+            t.contiguous(&out)
+        }
+    };
+    t.reshape(&out, &[b, s, width])
+}
+
+/// The additive causal mask of eager attention, [b, 1, s, s] expanded to what broadcasts, in the hidden states' dtype
+/// (`eager_mask`, transformers 5.24). None under `sdpa`, which masks by itself.
+pub(super) fn eager_mask(run: &Run, dtype: Dtype, window: bool) -> Option<Tensor> {
+    if run.attention != AttentionPlan::Eager {
+        return None;
+    }
+    let t = &run.tape;
+    let line = |n: Dim| Shape::new(&[n]);
+    let batch = t.temp(line(run.batch), Dtype::I64, "mask positions");
+    let head = t.temp(line(Dim::plain(1)), Dtype::I64, "mask positions");
+    let range = || {
+        let raw = t.temp(line(run.seq), Dtype::I64, "mask positions");
+        let shifted = t.temp(line(run.seq), Dtype::I64, "mask positions");
+        drop(raw);
+        shifted
+    };
+    let (queries, keys) = (range(), range());
+    let one = Dim::plain(1);
+    let square = Shape::new(&[one, one, run.seq, run.seq]);
+    let allowed = if window {
+        // One mask per rule, and their conjunction.
+        let unit = t.temp(Shape::new(&[]), Dtype::Bool, "mask");
+        let lower = t.temp(Shape::new(&[one, one, run.seq, one]), Dtype::I64, "mask positions");
+        let near = t.temp(square, Dtype::Bool, "mask");
+        drop(lower);
+        let both = t.temp(square, Dtype::Bool, "mask");
+        drop(near);
+        drop(unit);
+        let causal = t.temp(square, Dtype::Bool, "mask");
+        let all = t.temp(square, Dtype::Bool, "mask");
+        drop((both, causal));
+        all
+    } else {
+        t.temp(square, Dtype::Bool, "mask")
+    };
+    drop((batch, head, queries, keys));
+    let zero = t.scalar(dtype, "mask");
+    let least = t.scalar(dtype, "mask");
+    let mask = t.temp(Shape::new(&[run.batch, one, run.seq, run.seq]), dtype, "causal mask");
+    drop(least);
+    drop(zero);
+    drop(allowed);
+    Some(mask)
+}

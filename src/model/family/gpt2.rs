@@ -1,0 +1,352 @@
+//! GPT-2 (`modeling_gpt2.py`, transformers 5.24).
+
+use std::rc::Rc;
+
+use serde_json::{Map, Value};
+
+use crate::bill::Instant;
+use crate::issue::{Issue, IssueKind};
+use crate::model::family::common::{AttentionPlan, Run, eager_mask, position_ids};
+use crate::model::family::{Built, Dimensions, Model, Parameter, Parameters, matrix, vector};
+use crate::model::fields::{Fields, MAX_DIMENSION, MAX_HEADS, MAX_LAYERS};
+use crate::recipe::Recipe;
+use crate::step::checkpoint::checkpointed;
+use crate::step::shape::{Dim, Shape, Symbol};
+use crate::step::tape::Tape;
+use crate::step::tensor::{Dtype, Tensor};
+
+/// GPT-2's dimensions and dropouts.
+#[derive(Clone, Debug, PartialEq)]
+struct Gpt2 {
+    hidden: u64,
+    mlp: u64,
+    layers: u64,
+    heads: u64,
+    vocab: u64,
+    positions: u64,
+    embedding_dropout: f64,
+    attention_dropout: f64,
+    residual_dropout: f64,
+    activation: Activation,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Activation {
+    /// The tanh formula, operation by operation in Python.
+    GeluNew,
+    /// One kernel.
+    Fused,
+}
+
+/// `GPT2Config`.
+pub(super) fn read(config: &Map<String, Value>) -> Result<Box<dyn Model>, Vec<Issue>> {
+    let mut f = Fields::new(config);
+    let hidden = f.required(&["n_embd", "hidden_size"], MAX_DIMENSION);
+    let layers = f.required(&["n_layer", "num_hidden_layers"], MAX_LAYERS);
+    let heads = f.required(&["n_head", "num_attention_heads"], MAX_HEADS);
+    let vocab = f.required(&["vocab_size"], MAX_DIMENSION);
+    let positions = f.optional(&["n_positions", "max_position_embeddings"], 1024, MAX_DIMENSION);
+    let mlp = f.nullable("n_inner", None, MAX_DIMENSION).unwrap_or(4 * hidden);
+    f.divides("n_embd", hidden, "n_head", heads);
+    let activation = match f.text("activation_function", "gelu_new").as_str() {
+        "gelu_new" => Activation::GeluNew,
+        "gelu" | "relu" | "silu" | "gelu_pytorch_tanh" => Activation::Fused,
+        other => {
+            let what = format!("the activation `{other}`");
+            f.refuse("activation_function", what);
+            Activation::Fused
+        }
+    };
+    for (name, what) in [
+        ("add_cross_attention", "cross-attention in GPT-2"),
+        ("reorder_and_upcast_attn", "reordered and upcast attention"),
+    ] {
+        if f.flag(name, false) {
+            f.refuse(name, what);
+        }
+    }
+    if !f.flag("tie_word_embeddings", true) {
+        f.refuse("tie_word_embeddings", "GPT-2 with an output head of its own");
+    }
+    let model = Gpt2 {
+        hidden,
+        mlp,
+        layers,
+        heads,
+        vocab,
+        positions,
+        embedding_dropout: f.probability("embd_pdrop", 0.1),
+        attention_dropout: f.probability("attn_pdrop", 0.1),
+        residual_dropout: f.probability("resid_pdrop", 0.1),
+        activation,
+    };
+    f.finish(Box::new(model) as Box<dyn Model>)
+}
+
+impl Gpt2 {
+    fn h(&self) -> Dim {
+        Dim::named(self.hidden, Symbol::H)
+    }
+    fn f(&self) -> Dim {
+        Dim::named(self.mlp, Symbol::F)
+    }
+    fn v(&self) -> Dim {
+        Dim::named(self.vocab, Symbol::V)
+    }
+    fn p(&self) -> Dim {
+        Dim::named(self.positions, Symbol::P)
+    }
+    fn d(&self) -> Dim {
+        Dim::named(self.hidden / self.heads, Symbol::D)
+    }
+
+    /// ln_1, c_attn, c_proj, ln_2, c_fc, c_proj: weight and bias each.
+    fn layer_shapes(&self) -> [Shape; 12] {
+        let (h, f) = (self.h(), self.f());
+        let h3 = Dim::plain(3).times(h);
+        let h3 = Dim { n: 3 * h.n, sym: h3.sym };
+        [
+            vector(h),
+            vector(h),
+            matrix(h, h3),
+            vector(h3),
+            matrix(h, h),
+            vector(h),
+            vector(h),
+            vector(h),
+            matrix(h, f),
+            vector(f),
+            matrix(f, h),
+            vector(h),
+        ]
+    }
+}
+
+impl Model for Gpt2 {
+    fn family(&self) -> &'static str {
+        "gpt2"
+    }
+
+    fn parameters(&self) -> Vec<Parameter> {
+        let of = |shape: Shape, linear: bool| Parameter { shape, linear, lookup_only: false };
+        let mut all = vec![
+            of(matrix(self.v(), self.h()), true),
+            Parameter { shape: matrix(self.p(), self.h()), linear: false, lookup_only: true },
+        ];
+        for _ in 0..self.layers {
+            all.extend(self.layer_shapes().map(|s| of(s, s.rank() == 2)));
+        }
+        all.push(of(vector(self.h()), false));
+        all.push(of(vector(self.h()), false));
+        all
+    }
+
+    fn buffers(&self) -> Vec<u64> {
+        Vec::new()
+    }
+
+    fn dimensions(&self) -> Dimensions {
+        Dimensions { layers: self.layers, hidden: self.hidden, query_width: self.hidden, vocabulary: self.vocab }
+    }
+
+    fn max_positions(&self) -> Option<u64> {
+        Some(self.positions)
+    }
+
+    fn refusals(&self, recipe: &Recipe) -> Vec<Issue> {
+        if recipe.seq_len <= self.positions {
+            return Vec::new();
+        }
+        let kind = IssueKind::OutOfRange { min: 1, max: self.positions, found: recipe.seq_len.to_string() };
+        vec![Issue::new("recipe.seq_len", kind)]
+    }
+
+    fn symbols(&self, recipe: &Recipe) -> Vec<(&'static str, u64)> {
+        vec![
+            ("b", recipe.micro_batch),
+            ("s", recipe.seq_len),
+            ("h", self.hidden),
+            ("f", self.mlp),
+            ("a", self.heads),
+            ("d", self.hidden / self.heads),
+            ("V", self.vocab),
+            ("p", self.positions),
+            ("L", self.layers),
+        ]
+    }
+
+    fn build(&self, tape: &Tape, dtype: Dtype) -> Box<dyn Built> {
+        let mut all = Parameters::new(tape, dtype);
+        tape.scope("embedding", || {
+            let wte = all.add(matrix(self.v(), self.h()));
+            let wpe = all.add(matrix(self.p(), self.h()));
+            tape.set_scope("layers");
+            let layers: Vec<Rc<Layer>> =
+                (0..self.layers).map(|_| Rc::new(Layer(self.layer_shapes().map(|s| all.add(s))))).collect();
+            tape.set_scope("final norm");
+            let norm = [all.add(vector(self.h())), all.add(vector(self.h()))];
+            Box::new(BuiltGpt2 { plan: Rc::new(self.clone()), wte, wpe, layers, norm, weights: all.finish() }) as Box<dyn Built>
+        })
+    }
+}
+
+#[derive(Debug)]
+struct Layer([Tensor; 12]);
+
+struct BuiltGpt2 {
+    plan: Rc<Gpt2>,
+    wte: Tensor,
+    wpe: Tensor,
+    layers: Vec<Rc<Layer>>,
+    norm: [Tensor; 2],
+    weights: Vec<Tensor>,
+}
+
+impl Built for BuiltGpt2 {
+    fn weights(&self) -> &[Tensor] {
+        &self.weights
+    }
+
+    fn forward(&self, run: &Run, ids: &Tensor, labels: &Tensor) -> (Tensor, Tensor) {
+        let t = &run.tape;
+        let hidden = self.hidden_states(run, ids);
+        let logits = t.scope("head", || t.linear(&hidden, &self.wte, None));
+        t.enter(Instant::Loss);
+        let loss = t.scope("loss", || t.causal_lm_loss(&logits, labels));
+        drop(hidden);
+        (loss, logits)
+    }
+}
+
+impl BuiltGpt2 {
+    fn hidden_states(&self, run: &Run, ids: &Tensor) -> Tensor {
+        let t = &run.tape;
+        let before = t.set_scope("embedding");
+        let embedded = t.embedding(ids, &self.wte);
+        let positions = position_ids(run);
+        let placed = t.embedding(&positions, &self.wpe);
+        let mut hidden = t.add(&embedded, &placed);
+        t.set_scope("mask");
+        let mask = eager_mask(run, embedded.dtype(), false);
+        t.set_scope("embedding");
+        hidden = t.dropout(&hidden, self.plan.embedding_dropout);
+        for layer in &self.layers {
+            let call = Call { plan: self.plan.clone(), layer: layer.clone(), run: run.clone(), mask: mask.clone() };
+            hidden = if run.checkpointed {
+                checkpointed(t, &hidden, move |_, x| call.run(x))
+            } else {
+                call.run(&hidden)
+            };
+        }
+        t.set_scope("final norm");
+        hidden = t.layer_norm(&hidden, &self.norm[0], &self.norm[1]);
+        drop(mask);
+        drop(positions);
+        drop(embedded);
+        drop(placed);
+        t.set_scope(before);
+        hidden
+    }
+}
+
+/// One block's call, with everything its recomputation needs.
+struct Call {
+    plan: Rc<Gpt2>,
+    layer: Rc<Layer>,
+    run: Run,
+    mask: Option<Tensor>,
+}
+
+impl Call {
+    fn run(&self, x: &Tensor) -> Tensor {
+        let (t, w) = (&self.run.tape, &self.layer.0);
+        let normed = t.scope("attention norm", || t.layer_norm(x, &w[0], &w[1]));
+        let attended = t.scope("attention", || self.attention(&normed));
+        let hidden = t.scope("attention", || t.add(&attended, x));
+        drop(normed);
+        let normed = t.scope("mlp norm", || t.layer_norm(&hidden, &w[6], &w[7]));
+        let fed = t.scope("mlp", || self.mlp(&normed));
+        let out = t.scope("mlp", || t.add(&hidden, &fed));
+        drop(normed);
+        drop(hidden);
+        drop(attended);
+        drop(fed);
+        out
+    }
+
+    fn mlp(&self, x: &Tensor) -> Tensor {
+        let (t, w) = (&self.run.tape, &self.layer.0);
+        let mut hidden = t.conv1d(x, &w[8], &w[9]);
+        hidden = match self.plan.activation {
+            Activation::GeluNew => gelu_new(t, &hidden),
+            Activation::Fused => t.activation(&hidden, "activation"),
+        };
+        hidden = t.conv1d(&hidden, &w[10], &w[11]);
+        t.dropout(&hidden, self.plan.residual_dropout)
+    }
+
+    fn attention(&self, x: &Tensor) -> Tensor {
+        let (t, w, p) = (&self.run.tape, &self.layer.0, &self.plan);
+        let (b, s, h) = (self.run.batch, self.run.seq, p.h());
+        let a = Dim::named(p.heads, Symbol::A);
+        let [q, k, v] = {
+            let qkv = t.conv1d(x, &w[2], &w[3]);
+            let parts = t.split(&qkv, 2, h, 3);
+            drop(qkv);
+            [0, 1, 2].map(|i| {
+                let part = t.reshape(&parts[i], &[b, s, a, p.d()]);
+                t.transpose(&part, 1, 2)
+            })
+        };
+        let mut out = match self.run.attention {
+            AttentionPlan::Sdpa(forced) => {
+                let out = t.sdpa(&q, &k, &v, p.attention_dropout, forced);
+                t.contiguous(&t.transpose(&out, 1, 2))
+            }
+            AttentionPlan::Eager => self.eager(&q, &k, &v),
+        };
+        out = t.reshape(&out, &[b, s, h]);
+        out = t.conv1d(&out, &w[4], &w[5]);
+        t.dropout(&out, p.residual_dropout)
+    }
+
+    /// Eager attention without an FP32 softmax of its own: autocast gives it one.
+    fn eager(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Tensor {
+        let t = &self.run.tape;
+        let mut weights = {
+            let kt = t.transpose(k, 2, 3);
+            let raw = t.matmul4(q, &kt);
+            t.mul_scalar(&raw)
+        };
+        if let Some(mask) = &self.mask {
+            weights = t.add(&weights, mask);
+        }
+        weights = t.softmax(&weights);
+        weights = t.to(&weights, v.dtype());
+        weights = t.dropout(&weights, self.plan.attention_dropout);
+        let out = t.matmul4(&weights, v);
+        t.transpose(&out, 1, 2)
+    }
+}
+
+/// `0.5 × x × (1 + tanh(√(2/π) × (x + 0.044715 × x³)))`, as written in Python.
+fn gelu_new(t: &Tape, x: &Tensor) -> Tensor {
+    let half = t.mul_scalar(x);
+    let shifted = {
+        let tanh = {
+            let scaled = {
+                let inner = {
+                    let term = {
+                        let cube = t.pow(x);
+                        t.mul_scalar(&cube)
+                    };
+                    t.add(x, &term)
+                };
+                t.mul_scalar(&inner)
+            };
+            t.tanh(&scaled)
+        };
+        t.add_scalar(&tanh)
+    };
+    t.mul(&half, &shifted)
+}

@@ -1,0 +1,423 @@
+//! Llama and the families that share its decoder: Mistral, Qwen2, Qwen3 (`modeling_llama.py` and its derivatives,
+//! transformers 5.24).
+
+use std::rc::Rc;
+
+use serde_json::{Map, Value};
+
+use crate::issue::{Issue, IssueKind};
+use crate::model::family::common::{Run, attend, eager_mask, position_ids, rms_norm, rotary_tables, rotate};
+use crate::model::family::{Built, Dimensions, Model, Parameter, Parameters, matrix, vector};
+use crate::model::fields::{Fields, MAX_DIMENSION, MAX_HEADS, MAX_LAYERS};
+use crate::recipe::{Attention, Recipe};
+use crate::step::checkpoint::checkpointed;
+use crate::step::shape::{Dim, Shape, Symbol};
+use crate::step::tape::Tape;
+use crate::step::tensor::{Dtype, Tensor};
+
+/// A decoder's dimensions and switches.
+#[derive(Clone, Debug, PartialEq)]
+struct Decoder {
+    family: &'static str,
+    hidden: u64,
+    mlp: u64,
+    layers: u64,
+    heads: u64,
+    kv_heads: u64,
+    head: u64,
+    vocab: u64,
+    tied: bool,
+    /// Biases of the q, k, v projections, and of the output projection.
+    qkv_bias: bool,
+    out_bias: bool,
+    mlp_bias: bool,
+    /// RMSNorm over each query and key head (Qwen3).
+    qk_norm: bool,
+    attention_dropout: f64,
+    window: Option<u64>,
+}
+
+/// Defaults that transformers applies to absent fields, where the families differ.
+struct Defaults {
+    kv_heads: Option<u64>,
+    head: Option<u64>,
+    qkv_bias: Option<bool>,
+    qk_norm: bool,
+    window: Option<u64>,
+}
+
+/// `LlamaConfig`.
+pub(super) fn read_llama(config: &Map<String, Value>) -> Result<Box<dyn Model>, Vec<Issue>> {
+    let defaults = Defaults { kv_heads: None, head: None, qkv_bias: None, qk_norm: false, window: None };
+    read("llama", config, &defaults)
+}
+
+/// `MistralConfig`.
+pub(super) fn read_mistral(config: &Map<String, Value>) -> Result<Box<dyn Model>, Vec<Issue>> {
+    let defaults =
+        Defaults { kv_heads: Some(8), head: None, qkv_bias: Some(false), qk_norm: false, window: Some(4096) };
+    read("mistral", config, &defaults)
+}
+
+/// `Qwen2Config`: biases on q, k and v alone.
+pub(super) fn read_qwen2(config: &Map<String, Value>) -> Result<Box<dyn Model>, Vec<Issue>> {
+    let defaults =
+        Defaults { kv_heads: Some(32), head: None, qkv_bias: Some(true), qk_norm: false, window: None };
+    read("qwen2", config, &defaults)
+}
+
+/// `Qwen3Config`.
+pub(super) fn read_qwen3(config: &Map<String, Value>) -> Result<Box<dyn Model>, Vec<Issue>> {
+    let defaults = Defaults { kv_heads: Some(32), head: Some(128), qkv_bias: None, qk_norm: true, window: None };
+    read("qwen3", config, &defaults)
+}
+
+fn read(family: &'static str, config: &Map<String, Value>, or: &Defaults) -> Result<Box<dyn Model>, Vec<Issue>> {
+    let mut f = Fields::new(config);
+    let hidden = f.required(&["hidden_size"], MAX_DIMENSION);
+    let mlp = f.required(&["intermediate_size"], MAX_DIMENSION);
+    let layers = f.required(&["num_hidden_layers"], MAX_LAYERS);
+    let heads = f.required(&["num_attention_heads"], MAX_HEADS);
+    let vocab = f.required(&["vocab_size"], MAX_DIMENSION);
+    let kv_heads = f.optional(&["num_key_value_heads"], or.kv_heads.unwrap_or(heads), MAX_HEADS);
+    let head = match (f.has("head_dim"), or.head) {
+        (true, _) => f.required(&["head_dim"], MAX_DIMENSION),
+        (false, Some(d)) => d,
+        (false, None) => {
+            f.divides("hidden_size", hidden, "num_attention_heads", heads);
+            (hidden / heads).max(1)
+        }
+    };
+    f.divides("num_attention_heads", heads, "num_key_value_heads", kv_heads);
+    if head % 2 != 0 {
+        f.refuse("head_dim", "rotary embeddings over an odd head size");
+    }
+    let tied = f.flag("tie_word_embeddings", false);
+    let bias = match or.qkv_bias {
+        Some(fixed) => fixed,
+        None => f.flag("attention_bias", false),
+    };
+    let out_bias = or.qkv_bias.is_none() && bias;
+    let mlp_bias = family == "llama" && f.flag("mlp_bias", false);
+    let attention_dropout = f.probability("attention_dropout", 0.0);
+    let act = f.text("hidden_act", "silu");
+    if !matches!(act.as_str(), "silu" | "swish" | "gelu" | "gelu_pytorch_tanh" | "relu") {
+        f.refuse("hidden_act", format!("the activation `{act}`"));
+    }
+    if f.has("quantization_config") {
+        f.refuse("quantization_config", "training over quantised weights");
+    }
+    let window = match family {
+        "mistral" => f.nullable("sliding_window", or.window, MAX_DIMENSION),
+        "qwen2" | "qwen3" if f.flag("use_sliding_window", false) => f.nullable("sliding_window", Some(4096), MAX_DIMENSION),
+        _ => None,
+    };
+    let decoder = Decoder {
+        family,
+        hidden,
+        mlp,
+        layers,
+        heads,
+        kv_heads,
+        head,
+        vocab,
+        tied,
+        qkv_bias: bias,
+        out_bias,
+        mlp_bias,
+        qk_norm: or.qk_norm,
+        attention_dropout,
+        window,
+    };
+    f.finish(Box::new(decoder) as Box<dyn Model>)
+}
+
+impl Decoder {
+    fn h(&self) -> Dim {
+        Dim::named(self.hidden, Symbol::H)
+    }
+    fn f(&self) -> Dim {
+        Dim::named(self.mlp, Symbol::F)
+    }
+    fn q(&self) -> Dim {
+        Dim::named(self.heads * self.head, Symbol::Q)
+    }
+    fn k(&self) -> Dim {
+        Dim::named(self.kv_heads * self.head, Symbol::K)
+    }
+    fn d(&self) -> Dim {
+        Dim::named(self.head, Symbol::D)
+    }
+    fn v(&self) -> Dim {
+        Dim::named(self.vocab, Symbol::V)
+    }
+
+    /// One layer's parameters in registration order, `None` where the config has no such parameter.
+    fn layer_shapes(&self) -> [Option<Shape>; LAYER] {
+        let (h, f, q, k, d) = (self.h(), self.f(), self.q(), self.k(), self.d());
+        let bias = |on: bool, n: Dim| on.then(|| vector(n));
+        [
+            Some(matrix(q, h)),
+            bias(self.qkv_bias, q),
+            Some(matrix(k, h)),
+            bias(self.qkv_bias, k),
+            Some(matrix(k, h)),
+            bias(self.qkv_bias, k),
+            Some(matrix(h, q)),
+            bias(self.out_bias, h),
+            bias(self.qk_norm, d),
+            bias(self.qk_norm, d),
+            Some(matrix(f, h)),
+            bias(self.mlp_bias, f),
+            Some(matrix(f, h)),
+            bias(self.mlp_bias, f),
+            Some(matrix(h, f)),
+            bias(self.mlp_bias, h),
+            Some(vector(h)),
+            Some(vector(h)),
+        ]
+    }
+}
+
+/// How many places a layer has for parameters.
+const LAYER: usize = 18;
+
+/// A layer's parameters.
+#[derive(Debug)]
+struct Layer([Option<Tensor>; LAYER]);
+
+impl Layer {
+    fn linear(&self, t: &Tape, x: &Tensor, at: usize) -> Tensor {
+        match &self.0[at] {
+            Some(w) => t.linear(x, w, self.0[at + 1].as_ref()),
+            None => x.clone(),
+        }
+    }
+    fn norm(&self, t: &Tape, x: &Tensor, at: usize) -> Tensor {
+        match &self.0[at] {
+            Some(w) => rms_norm(t, x, w),
+            None => x.clone(),
+        }
+    }
+}
+
+impl Model for Decoder {
+    fn family(&self) -> &'static str {
+        self.family
+    }
+
+    fn parameters(&self) -> Vec<Parameter> {
+        let lookup_only = !self.tied;
+        let mut all = vec![Parameter { shape: matrix(self.v(), self.h()), linear: self.tied, lookup_only }];
+        for _ in 0..self.layers {
+            all.extend(self.layer_shapes().into_iter().flatten().map(|shape| Parameter {
+                shape,
+                linear: shape.rank() == 2,
+                lookup_only: false,
+            }));
+        }
+        all.push(Parameter { shape: vector(self.h()), linear: false, lookup_only: false });
+        if !self.tied {
+            all.push(Parameter { shape: matrix(self.v(), self.h()), linear: true, lookup_only: false });
+        }
+        all
+    }
+
+    fn buffers(&self) -> Vec<u64> {
+        // inv_freq and original_inv_freq.
+        vec![self.head / 2, self.head / 2]
+    }
+
+    fn dimensions(&self) -> Dimensions {
+        Dimensions {
+            layers: self.layers,
+            hidden: self.hidden,
+            query_width: self.heads * self.head,
+            vocabulary: self.vocab,
+        }
+    }
+
+    fn max_positions(&self) -> Option<u64> {
+        None
+    }
+
+    fn refusals(&self, recipe: &Recipe) -> Vec<Issue> {
+        let mut issues = Vec::new();
+        let sdpa = recipe.attention.unwrap_or(Attention::Sdpa) == Attention::Sdpa;
+        if let Some(window) = self.window
+            && sdpa
+            && recipe.seq_len > window
+        {
+            let what = format!("sdpa attention over a sliding window of {window} tokens in sequences longer than it");
+            issues.push(Issue::new("recipe.seq_len", IssueKind::NotModelled { what }));
+        }
+        issues
+    }
+
+    fn symbols(&self, recipe: &Recipe) -> Vec<(&'static str, u64)> {
+        vec![
+            ("b", recipe.micro_batch),
+            ("s", recipe.seq_len),
+            ("h", self.hidden),
+            ("f", self.mlp),
+            ("q", self.heads * self.head),
+            ("k", self.kv_heads * self.head),
+            ("a", self.heads),
+            ("g", self.kv_heads),
+            ("d", self.head),
+            ("V", self.vocab),
+            ("L", self.layers),
+        ]
+    }
+
+    fn build(&self, tape: &Tape, dtype: Dtype) -> Box<dyn Built> {
+        let mut all = Parameters::new(tape, dtype);
+        tape.scope("embedding", || {
+            let embed = all.add(matrix(self.v(), self.h()));
+            let layers: Vec<Rc<Layer>> = (0..self.layers)
+                .map(|_| {
+                    tape.set_scope("layers");
+                    Rc::new(Layer(self.layer_shapes().map(|s| s.map(|s| all.add(s)))))
+                })
+                .collect();
+            tape.set_scope("final norm");
+            let norm = all.add(vector(self.h()));
+            tape.set_scope("head");
+            let head = if self.tied { embed.clone() } else { all.add(matrix(self.v(), self.h())) };
+            Box::new(BuiltDecoder { plan: Rc::new(self.clone()), embed, layers, norm, head, weights: all.finish() }) as Box<dyn Built>
+        })
+    }
+}
+
+struct BuiltDecoder {
+    plan: Rc<Decoder>,
+    embed: Tensor,
+    layers: Vec<Rc<Layer>>,
+    norm: Tensor,
+    head: Tensor,
+    weights: Vec<Tensor>,
+}
+
+impl Built for BuiltDecoder {
+    fn weights(&self) -> &[Tensor] {
+        &self.weights
+    }
+
+    fn forward(&self, run: &Run, ids: &Tensor, labels: &Tensor) -> (Tensor, Tensor) {
+        let t = &run.tape;
+        let hidden = self.hidden_states(run, ids);
+        let logits = t.scope("head", || t.linear(&hidden, &self.head, None));
+        t.enter(crate::bill::Instant::Loss);
+        let loss = t.scope("loss", || t.causal_lm_loss(&logits, labels));
+        drop(hidden);
+        (loss, logits)
+    }
+}
+
+impl BuiltDecoder {
+    fn hidden_states(&self, run: &Run, ids: &Tensor) -> Tensor {
+        let t = &run.tape;
+        let embedded = t.scope("embedding", || t.embedding(ids, &self.embed));
+        let positions = t.scope("rotary", || position_ids(run));
+        let mask = t.scope("mask", || eager_mask(run, embedded.dtype(), self.plan.window.is_some()));
+        let mut hidden = embedded.clone();
+        let (cos, sin) = t.scope("rotary", || rotary_tables(run, self.plan.d(), hidden.dtype()));
+        for layer in &self.layers {
+            let call = Call {
+                plan: self.plan.clone(),
+                layer: layer.clone(),
+                run: run.clone(),
+                cos: cos.clone(),
+                sin: sin.clone(),
+                mask: mask.clone(),
+            };
+            hidden = if run.checkpointed {
+                checkpointed(t, &hidden, move |_, x| call.run(x))
+            } else {
+                call.run(&hidden)
+            };
+        }
+        let out = t.scope("final norm", || rms_norm(t, &hidden, &self.norm));
+        drop(hidden);
+        drop((cos, sin));
+        drop(mask);
+        drop(positions);
+        drop(embedded);
+        out
+    }
+}
+
+/// One layer's call, with everything its recomputation needs.
+struct Call {
+    plan: Rc<Decoder>,
+    layer: Rc<Layer>,
+    run: Run,
+    cos: Tensor,
+    sin: Tensor,
+    mask: Option<Tensor>,
+}
+
+impl Call {
+    fn run(&self, x: &Tensor) -> Tensor {
+        let (t, w) = (&self.run.tape, &self.layer);
+        let residual = x.clone();
+        let normed = t.scope("attention norm", || w.norm(t, x, 16));
+        let attended = t.scope("attention", || self.attention(&normed));
+        let hidden = t.scope("attention", || t.add(&residual, &attended));
+        drop(attended);
+        drop(normed);
+        drop(residual);
+        let normed = t.scope("mlp norm", || w.norm(t, &hidden, 17));
+        let fed = t.scope("mlp", || self.mlp(&normed));
+        drop(normed);
+        t.scope("mlp", || {
+            let out = t.add(&hidden, &fed);
+            drop(fed);
+            out
+        })
+    }
+
+    fn mlp(&self, x: &Tensor) -> Tensor {
+        let (t, w) = (&self.run.tape, &self.layer);
+        let product = {
+            let gate = {
+                let gate = w.linear(t, x, 10);
+                t.activation(&gate, "activation")
+            };
+            let up = w.linear(t, x, 12);
+            t.mul(&gate, &up)
+        };
+        w.linear(t, &product, 14)
+    }
+
+    fn attention(&self, x: &Tensor) -> Tensor {
+        let (t, w, p) = (&self.run.tape, &self.layer, &self.plan);
+        let (b, s) = (self.run.batch, self.run.seq);
+        let heads = |x: Tensor, n: Dim| t.reshape(&x, &[b, s, n, p.d()]);
+        let (a, g) = (Dim::named(p.heads, Symbol::A), Dim::named(p.kv_heads, Symbol::G));
+        let q = {
+            let q = heads(w.linear(t, x, 0), a);
+            let q = w.norm(t, &q, 8);
+            t.transpose(&q, 1, 2)
+        };
+        let k = {
+            let k = heads(w.linear(t, x, 2), g);
+            let k = w.norm(t, &k, 9);
+            t.transpose(&k, 1, 2)
+        };
+        let v = t.transpose(&heads(w.linear(t, x, 4), g), 1, 2);
+        let (q, k) = {
+            // Unsqueezed over the heads, as views.
+            let (cos, sin) = (t.unsqueeze(&self.cos, 1), t.unsqueeze(&self.sin, 1));
+            let rotated = (rotate(t, &q, &cos, &sin), rotate(t, &k, &cos, &sin));
+            drop(q);
+            drop(k);
+            rotated
+        };
+        let out = attend(&self.run, (&q, &k, &v), self.mask.as_ref(), p.attention_dropout, p.q());
+        let projected = w.linear(t, &out, 6);
+        drop(out);
+        drop((q, k, v));
+        projected
+    }
+}

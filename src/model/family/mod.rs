@@ -1,0 +1,136 @@
+//! The families: one file each, with its config fields, its parameters and the operations of its forward, in the order
+//! of transformers' own code. Nothing about a family lives in the walk.
+
+mod common;
+mod gpt2;
+mod llama;
+
+use core::fmt::Debug;
+
+use serde_json::{Map, Value};
+
+use crate::issue::Issue;
+use crate::recipe::Recipe;
+use crate::step::shape::{Dim, Shape};
+use crate::step::tape::Tape;
+use crate::step::tensor::{Dtype, Tensor};
+
+pub use common::{AttentionPlan, Run};
+
+/// A parameter of the model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Parameter {
+    /// Its sizes.
+    pub shape: Shape,
+    /// Whether it is the weight of a linear layer, which autocast casts.
+    pub linear: bool,
+    /// Whether it belongs to a look-up table that takes no part in products (untied embeddings).
+    pub lookup_only: bool,
+}
+
+/// What the throughput estimate needs to know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Dimensions {
+    /// Layers.
+    pub layers: u64,
+    /// Hidden size.
+    pub hidden: u64,
+    /// Query width, heads × head size.
+    pub query_width: u64,
+    /// Vocabulary.
+    pub vocabulary: u64,
+}
+
+/// A model whose config has been read: it can list its parameters and be built on a tape.
+pub trait Model: Debug {
+    /// The family's name, as in `model_type`.
+    fn family(&self) -> &'static str;
+    /// The parameters in the order of `model.parameters()`, tied ones once.
+    fn parameters(&self) -> Vec<Parameter>;
+    /// The buffers, in FP32 elements each.
+    fn buffers(&self) -> Vec<u64>;
+    /// The dimensions.
+    fn dimensions(&self) -> Dimensions;
+    /// The longest sequence its positions allow, when they are a table.
+    fn max_positions(&self) -> Option<u64>;
+    /// What this model and recipe have that is not modelled.
+    fn refusals(&self, recipe: &Recipe) -> Vec<Issue>;
+    /// The symbols of the formulas and their values.
+    fn symbols(&self, recipe: &Recipe) -> Vec<(&'static str, u64)>;
+    /// Puts the model on the tape, its weights in `dtype`.
+    fn build(&self, tape: &Tape, dtype: Dtype) -> Box<dyn Built>;
+}
+
+/// A model on a tape.
+pub trait Built {
+    /// The parameters, in the order of [`Model::parameters`].
+    fn weights(&self) -> &[Tensor];
+    /// Runs forward on token ids and labels of sizes [b, s]; returns loss and logits.
+    fn forward(&self, run: &Run, ids: &Tensor, labels: &Tensor) -> (Tensor, Tensor);
+}
+
+type Read = fn(&Map<String, Value>) -> Result<Box<dyn Model>, Vec<Issue>>;
+
+/// A family as the registry knows it.
+#[derive(Clone, Copy, Debug)]
+pub struct Family {
+    /// `model_type` in a config.
+    pub model_type: &'static str,
+    /// The class that is modelled.
+    pub architecture: &'static str,
+    read: Read,
+}
+
+impl Family {
+    /// Every family that is modelled.
+    pub const ALL: &'static [Self] = &[
+        Self { model_type: "llama", architecture: "LlamaForCausalLM", read: llama::read_llama },
+        Self { model_type: "mistral", architecture: "MistralForCausalLM", read: llama::read_mistral },
+        Self { model_type: "qwen2", architecture: "Qwen2ForCausalLM", read: llama::read_qwen2 },
+        Self { model_type: "qwen3", architecture: "Qwen3ForCausalLM", read: llama::read_qwen3 },
+        Self { model_type: "gpt2", architecture: "GPT2LMHeadModel", read: gpt2::read },
+    ];
+
+    /// Reads a config of this family.
+    ///
+    /// # Errors
+    /// Every issue of the config, one per field.
+    pub fn read(&self, config: &Map<String, Value>) -> Result<Box<dyn Model>, Vec<Issue>> {
+        (self.read)(config)
+    }
+}
+
+/// The shape of a weight matrix.
+pub(crate) fn matrix(rows: Dim, columns: Dim) -> Shape {
+    Shape::new(&[rows, columns])
+}
+
+/// The shape of a weight vector.
+pub(crate) fn vector(n: Dim) -> Shape {
+    Shape::new(&[n])
+}
+
+/// The parameters of a model being built, in registration order.
+pub(crate) struct Parameters<'a> {
+    tape: &'a Tape,
+    dtype: Dtype,
+    all: Vec<Tensor>,
+}
+
+impl<'a> Parameters<'a> {
+    pub(crate) fn new(tape: &'a Tape, dtype: Dtype) -> Self {
+        Self { tape, dtype, all: Vec::new() }
+    }
+
+    /// Allocates the next parameter.
+    pub(crate) fn add(&mut self, shape: Shape) -> Tensor {
+        let id = u32::try_from(self.all.len()).unwrap_or(u32::MAX);
+        let p = Tensor::parameter(self.tape, id, shape, self.dtype);
+        self.all.push(p.clone());
+        p
+    }
+
+    pub(crate) fn finish(self) -> Vec<Tensor> {
+        self.all
+    }
+}

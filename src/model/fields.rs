@@ -1,0 +1,157 @@
+//! Reading a Hugging Face `config.json`: every field checked, every complaint collected.
+
+use serde_json::{Map, Value};
+
+use crate::issue::{Issue, IssueKind};
+
+/// The largest width, vocabulary or position count that is read: 2²⁷, hundreds of times the largest model known.
+pub const MAX_DIMENSION: u64 = 1 << 27;
+/// The most layers that are walked.
+pub const MAX_LAYERS: u64 = 4096;
+/// The most heads.
+pub const MAX_HEADS: u64 = 65_536;
+
+/// A config's fields, with the issues found so far.
+#[derive(Debug)]
+pub struct Fields<'a> {
+    map: &'a Map<String, Value>,
+    issues: Vec<Issue>,
+}
+
+impl<'a> Fields<'a> {
+    /// Reads from `map`.
+    #[must_use]
+    pub fn new(map: &'a Map<String, Value>) -> Self {
+        Self { map, issues: Vec::new() }
+    }
+
+    fn complain(&mut self, name: &str, kind: IssueKind) {
+        self.issues.push(Issue::new(format!("config.{name}"), kind));
+    }
+
+    /// A value that is present and not null. The first of `names` that is present counts (`n_embd` or `hidden_size`).
+    fn present(&self, names: &[&'static str]) -> Option<(&'static str, &'a Value)> {
+        names.iter().find_map(|&n| self.map.get(n).filter(|v| !v.is_null()).map(|v| (n, v)))
+    }
+
+    fn whole(&mut self, name: &str, value: &Value, max: u64) -> u64 {
+        if let Some(n) = value.as_u64() {
+            if (1..=max).contains(&n) {
+                return n;
+            }
+            self.complain(name, IssueKind::OutOfRange { min: 1, max, found: n.to_string() });
+        } else if value.is_number() {
+            let kind = if value.as_i64().is_some() {
+                IssueKind::OutOfRange { min: 1, max, found: value.to_string() }
+            } else {
+                IssueKind::NotA { expected: "a whole number".into(), found: shorten(value) }
+            };
+            self.complain(name, kind);
+        } else {
+            self.complain(name, IssueKind::NotA { expected: "a whole number".into(), found: shorten(value) });
+        }
+        1
+    }
+
+    /// A whole number from 1 to `max` that the config must have. After an issue the value is 1.
+    pub fn required(&mut self, names: &[&'static str], max: u64) -> u64 {
+        match self.present(names) {
+            Some((name, value)) => self.whole(name, value, max),
+            None => {
+                self.complain(names[0], IssueKind::Missing { expected: "a whole number".into() });
+                1
+            }
+        }
+    }
+
+    /// As [`Fields::required`], with the default that transformers applies when the field is absent or null.
+    pub fn optional(&mut self, names: &[&'static str], default: u64, max: u64) -> u64 {
+        match self.present(names) {
+            Some((name, value)) => self.whole(name, value, max),
+            None => default,
+        }
+    }
+
+    /// A whole number that may be absent or null, which is a meaning of its own (`sliding_window`).
+    pub fn nullable(&mut self, name: &'static str, absent: Option<u64>, max: u64) -> Option<u64> {
+        match self.map.get(name) {
+            None => absent,
+            Some(Value::Null) => None,
+            Some(value) => Some(self.whole(name, value, max)),
+        }
+    }
+
+    /// A boolean, or the default when absent or null.
+    pub fn flag(&mut self, name: &'static str, default: bool) -> bool {
+        match self.map.get(name) {
+            None | Some(Value::Null) => default,
+            Some(Value::Bool(b)) => *b,
+            Some(other) => {
+                self.complain(name, IssueKind::NotA { expected: "true or false".into(), found: shorten(other) });
+                default
+            }
+        }
+    }
+
+    /// A probability, or the default when absent or null.
+    pub fn probability(&mut self, name: &'static str, default: f64) -> f64 {
+        match self.map.get(name) {
+            None | Some(Value::Null) => default,
+            Some(value) => match value.as_f64() {
+                Some(p) if (0.0..1.0).contains(&p) => p,
+                _ => {
+                    let expected = "a number from 0 to less than 1".into();
+                    self.complain(name, IssueKind::NotA { expected, found: shorten(value) });
+                    default
+                }
+            },
+        }
+    }
+
+    /// A text, or the default when absent or null.
+    pub fn text(&mut self, name: &'static str, default: &str) -> String {
+        match self.map.get(name) {
+            None | Some(Value::Null) => default.into(),
+            Some(Value::String(s)) => s.clone(),
+            Some(other) => {
+                self.complain(name, IssueKind::NotA { expected: "a text".into(), found: shorten(other) });
+                default.into()
+            }
+        }
+    }
+
+    /// Complains unless `value` is a multiple of `by`.
+    pub fn divides(&mut self, name: &str, value: u64, by_field: &str, by: u64) {
+        if by == 0 || value % by != 0 {
+            self.complain(name, IssueKind::NotDivisible { value, by_field: format!("config.{by_field}"), by });
+        }
+    }
+
+    /// Refuses something that is not modelled.
+    pub fn refuse(&mut self, name: &str, what: impl Into<String>) {
+        self.complain(name, IssueKind::NotModelled { what: what.into() });
+    }
+
+    /// Whether the config has the field, and not as null.
+    #[must_use]
+    pub fn has(&self, name: &'static str) -> bool {
+        self.present(&[name]).is_some()
+    }
+
+    /// The issues, or `model` when there are none.
+    ///
+    /// # Errors
+    /// Everything that was complained about.
+    pub fn finish<T>(self, model: T) -> Result<T, Vec<Issue>> {
+        if self.issues.is_empty() { Ok(model) } else { Err(self.issues) }
+    }
+}
+
+/// A value as an error message can show it.
+fn shorten(value: &Value) -> String {
+    let text = value.to_string();
+    match text.char_indices().nth(40) {
+        Some((cut, _)) => format!("{}…", &text[..cut]),
+        None => text,
+    }
+}

@@ -1,0 +1,285 @@
+//! The graph and its engine, with PyTorch's order: nodes become ready when all their gradients have arrived and run
+//! latest-created first; parameters gather their gradients at once. (torch/csrc/autograd/engine.cpp, read at 2.15.)
+
+use core::cell::{Cell, RefCell};
+use core::fmt;
+use std::collections::BinaryHeap;
+use std::rc::Rc;
+
+use crate::bill::Part;
+use crate::step::checkpoint::Saved;
+use crate::step::shape::Shape;
+use crate::step::tape::Tape;
+use crate::step::tensor::{Dtype, Tensor};
+
+/// Gradients, one per input of a node's operation; none where the input needs none.
+pub type Grads = Vec<Option<Tensor>>;
+
+type Apply = Box<dyn FnMut(&Tape, &[Option<Tensor>]) -> Grads>;
+
+/// The end of an edge: a node and which of its operation's outputs the gradient is for.
+#[derive(Clone, Debug)]
+pub struct Edge {
+    pub(crate) node: Rc<Node>,
+    pub(crate) output: u8,
+}
+
+/// A parameter's gradient.
+#[derive(Debug, Default)]
+pub(crate) struct Gradient {
+    pub(crate) tensor: RefCell<Option<Tensor>>,
+    /// A hook adds each gradient to an FP32 main gradient as soon as it is there and drops it (Megatron-LM).
+    pub(crate) handed_on: Cell<bool>,
+}
+
+/// One operation's backward.
+pub struct Node {
+    sequence: u64,
+    scope: &'static str,
+    apply: RefCell<Option<Apply>>,
+    edges: RefCell<Vec<Option<Edge>>>,
+    /// What each output's gradient must look like.
+    outputs: RefCell<Vec<(Shape, Dtype)>>,
+    /// For a parameter: where its gradient gathers.
+    gathers: Option<Rc<Gradient>>,
+    waiting: Cell<u32>,
+    seen: Cell<bool>,
+    buffer: RefCell<Vec<Option<Tensor>>>,
+}
+
+impl fmt::Debug for Node {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Node({} {})", self.sequence, self.scope)
+    }
+}
+
+impl Node {
+    /// The node that gathers a parameter's gradient. It runs as soon as it is ready: its sequence number is the highest.
+    pub(crate) fn accumulate(grad: Rc<Gradient>, shape: Shape, dtype: Dtype) -> Rc<Self> {
+        Rc::new(Self {
+            sequence: u64::MAX,
+            scope: "",
+            apply: RefCell::new(None),
+            edges: RefCell::default(),
+            outputs: RefCell::new(vec![(shape, dtype)]),
+            gathers: Some(grad),
+            waiting: Cell::new(0),
+            seen: Cell::new(false),
+            buffer: RefCell::default(),
+        })
+    }
+}
+
+/// An operation about to run: decides whether it is recorded, and saves what its backward needs.
+#[derive(Debug)]
+pub struct Recorder {
+    tape: Tape,
+    node: Option<Rc<Node>>,
+}
+
+impl Recorder {
+    /// Begins an operation over `inputs`. The node exists before the operation runs, as in PyTorch.
+    #[must_use]
+    pub fn begin(tape: &Tape, inputs: &[&Tensor]) -> Self {
+        let recorded = tape.node_is_recorded() && inputs.iter().any(|t| t.requires_grad());
+        let node = recorded.then(|| {
+            Rc::new(Node {
+                sequence: tape.next_sequence(),
+                scope: tape.scope_name(),
+                apply: RefCell::new(None),
+                edges: RefCell::new(inputs.iter().map(|t| t.edge()).collect()),
+                outputs: RefCell::default(),
+                gathers: None,
+                waiting: Cell::new(0),
+                seen: Cell::new(false),
+                buffer: RefCell::default(),
+            })
+        });
+        Self { tape: tape.clone(), node }
+    }
+
+    /// Whether a backward will run.
+    #[must_use]
+    pub fn recorded(&self) -> bool {
+        self.node.is_some()
+    }
+
+    /// Saves `tensor` for backward if the operation is recorded and `when`.
+    #[must_use]
+    pub fn save_if(&self, when: bool, tensor: &Tensor) -> Saved {
+        if self.node.is_some() && when { Saved::new(&self.tape, tensor) } else { Saved::Nothing }
+    }
+
+    /// Saves `tensor` for backward.
+    #[must_use]
+    pub fn save(&self, tensor: &Tensor) -> Saved {
+        self.save_if(true, tensor)
+    }
+
+    /// Ends the operation: `out` gets its place in the graph.
+    #[must_use]
+    pub fn finish(
+        self,
+        out: Tensor,
+        apply: impl FnMut(&Tape, &[Option<Tensor>]) -> Grads + 'static,
+    ) -> Tensor {
+        match self.node {
+            None => out,
+            Some(node) => {
+                node.outputs.borrow_mut().push((*out.shape(), out.dtype()));
+                *node.apply.borrow_mut() = Some(Box::new(apply));
+                out.with_grad_fn(&node, 0)
+            }
+        }
+    }
+
+    /// As [`Recorder::finish`] for several outputs.
+    #[must_use]
+    pub fn finish_many(
+        self,
+        outs: Vec<Tensor>,
+        apply: impl FnMut(&Tape, &[Option<Tensor>]) -> Grads + 'static,
+    ) -> Vec<Tensor> {
+        match self.node {
+            None => outs,
+            Some(node) => {
+                *node.outputs.borrow_mut() = outs.iter().map(|o| (*o.shape(), o.dtype())).collect();
+                *node.apply.borrow_mut() = Some(Box::new(apply));
+                (0u8..).zip(outs).map(|(i, o)| o.with_grad_fn(&node, i)).collect()
+            }
+        }
+    }
+}
+
+/// A ready node; the latest-created one runs first.
+struct Ready(Rc<Node>);
+
+impl PartialEq for Ready {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.sequence == other.0.sequence
+    }
+}
+impl Eq for Ready {}
+impl PartialOrd for Ready {
+    fn partial_cmp(&self, other: &Self) -> Option<core::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+impl Ord for Ready {
+    fn cmp(&self, other: &Self) -> core::cmp::Ordering {
+        self.0.sequence.cmp(&other.0.sequence)
+    }
+}
+
+/// Runs backward from `root` with the gradient `grad`. Saved tensors are released node by node.
+pub fn backward(tape: &Tape, root: &Tensor, grad: Tensor) {
+    let Some(edge) = root.edge() else { return };
+    tape.with_grad(false, || tape.on_backward_thread(|| tape.with_autocast_off(|| run(tape, edge, grad))));
+}
+
+fn run(tape: &Tape, root: Edge, grad: Tensor) {
+    count_dependencies(&root.node);
+    root.node.buffer.borrow_mut().resize(usize::from(root.output) + 1, None);
+    root.node.buffer.borrow_mut()[usize::from(root.output)] = Some(grad);
+    let mut ready = BinaryHeap::from([Ready(root.node)]);
+    while let Some(Ready(node)) = ready.pop() {
+        node.seen.set(false);
+        let before = tape.set_scope(node.scope);
+        let inputs: Grads = node.buffer.take();
+        if let Some(gathers) = &node.gathers {
+            let outputs = node.outputs.borrow();
+            gather(tape, gathers, inputs, &outputs[0].0);
+            tape.set_scope(before);
+            continue;
+        }
+        let apply = node.apply.take();
+        let Some(mut apply) = apply else { continue };
+        let mut outputs = apply(tape, &inputs);
+        let edges = node.edges.take();
+        for (edge, out) in edges.iter().zip(outputs.iter_mut()) {
+            if let (Some(edge), Some(grad)) = (edge, out.take()) {
+                *out = Some(validated(tape, edge, grad));
+            }
+        }
+        // The node's inputs go first, then what it saved.
+        drop(inputs);
+        drop(apply);
+        for (edge, grad) in edges.into_iter().zip(outputs) {
+            let Some(edge) = edge else { continue };
+            if let Some(grad) = grad {
+                add_to_buffer(tape, &edge, grad);
+            }
+            let waiting = edge.node.waiting.get() - 1;
+            edge.node.waiting.set(waiting);
+            if waiting == 0 {
+                ready.push(Ready(edge.node));
+            }
+        }
+        tape.set_scope(before);
+    }
+}
+
+fn count_dependencies(root: &Rc<Node>) {
+    let mut stack = vec![root.clone()];
+    root.seen.set(true);
+    while let Some(node) = stack.pop() {
+        for edge in node.edges.borrow().iter().flatten() {
+            edge.node.waiting.set(edge.node.waiting.get() + 1);
+            if !edge.node.seen.replace(true) {
+                stack.push(edge.node.clone());
+            }
+        }
+    }
+}
+
+/// The gradient as the edge's end wants it: summed over broadcast dimensions, cast to its dtype (`validate_outputs`).
+fn validated(tape: &Tape, edge: &Edge, grad: Tensor) -> Tensor {
+    let (shape, dtype) = edge.node.outputs.borrow()[usize::from(edge.output)];
+    let grad = if grad.shape().same_sizes(&shape) { grad } else { tape.sum_to(&grad, &shape) };
+    if grad.dtype() == dtype { grad } else { tape.cast_raw(&grad, dtype) }
+}
+
+fn add_to_buffer(tape: &Tape, edge: &Edge, grad: Tensor) {
+    let mut buffer = edge.node.buffer.borrow_mut();
+    let slot = usize::from(edge.output);
+    if buffer.len() <= slot {
+        buffer.resize(slot + 1, None);
+    }
+    buffer[slot] = Some(match buffer[slot].take() {
+        None => grad,
+        Some(old) if old.can_be_added_into() => old,
+        Some(_) if grad.can_be_added_into() => grad,
+        Some(old) => {
+            let shape = old.shape().ordered_like(&[*old.shape(), *grad.shape()]);
+            let sum = tape.temp(shape, old.dtype(), "sum of gradients");
+            drop(old);
+            sum
+        }
+    });
+}
+
+/// `AccumulateGrad`: the first gradient is taken as it is when nobody else holds it and it lies as the parameter does;
+/// later ones are added in place.
+fn gather(tape: &Tape, gathers: &Gradient, mut inputs: Grads, shape: &Shape) {
+    let Some(grad) = inputs.pop().flatten() else { return };
+    if gathers.tensor.borrow().is_some() {
+        return;
+    }
+    let kept = if grad.is_sole_reference() && grad.shape().strides() == shape.strides() {
+        grad.detached()
+    } else {
+        tape.temp(*shape, grad.dtype(), "gradient")
+    };
+    tape.becomes(&kept, Part::Gradients);
+    if !gathers.handed_on.get() {
+        *gathers.tensor.borrow_mut() = Some(kept);
+    }
+}
+
+impl Recorder {
+    /// `x` as the output of a node that goes nowhere: a leaf that needs a gradient, as far as recording is concerned.
+    pub(crate) fn force(x: &Tensor) -> Tensor {
+        let node = Node::accumulate(Rc::default(), *x.shape(), x.dtype());
+        x.detached().with_grad_fn(&node, 0)
+    }
+}

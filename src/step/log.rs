@@ -1,0 +1,108 @@
+//! The list of tensor lifetimes that everything is read off.
+
+use core::cell::{Cell, RefCell};
+
+use crate::bill::{Instant, Part};
+use crate::step::shape::{Dim, MAX_RANK, Shape};
+use crate::units::{Bytes, MAX_DOCUMENT_BYTES};
+
+/// What happened, in the framework's order. Numbers index [`Log::tensors`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// A storage was allocated.
+    Alloc(u32),
+    /// Its last reference went away.
+    Free(u32),
+    /// The storage serves another part from here on: an output becomes an activation when backward saves it, a
+    /// gradient in flight becomes a parameter's gradient.
+    Becomes(u32, Part),
+    /// The following events belong to this column of the bill.
+    Enter(Instant),
+    /// A reading is taken here.
+    Mark(Mark),
+    /// `torch.cuda.empty_cache()`: free segments go back to the driver.
+    EmptyCache,
+}
+
+/// Where a loop would read `memory_allocated` and reset its peak.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mark {
+    /// Model and optimizer exist, the cache is empty.
+    Base,
+    /// A step begins.
+    Step,
+    /// A micro-batch begins.
+    MicroBatch,
+    /// The batch is on the device.
+    Inputs,
+    /// Forward is over: loss in hand.
+    ForwardEnd,
+    /// Backward is over.
+    BackwardEnd,
+    /// Gradients are clipped; the optimizer's own peak counts from before the clipping.
+    ClipEnd,
+    /// `optimizer.step()` is over.
+    StepEnd,
+    /// Gradients are dropped, the loop's variables too.
+    ZeroGradEnd,
+}
+
+/// One storage: its size and what it is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TensorInfo {
+    /// Requested bytes.
+    pub bytes: Bytes,
+    /// Bytes per element.
+    pub element: u64,
+    /// The sizes it was allocated with, for the formula.
+    pub dims: [Dim; MAX_RANK],
+    /// The part at allocation.
+    pub part: Part,
+    /// The module: `attention`, `mlp`, `loss`.
+    pub scope: &'static str,
+    /// The operation: `matmul`, `softmax`, `grad of mul`.
+    pub op: &'static str,
+}
+
+/// The log of a walk.
+#[derive(Debug, Default)]
+pub struct Log {
+    events: RefCell<Vec<Event>>,
+    tensors: RefCell<Vec<TensorInfo>>,
+    overflow: Cell<bool>,
+}
+
+impl Log {
+    /// Notes an allocation and returns its number. A size past 2⁵³ bytes sets [`Log::overflowed`] and counts as zero.
+    pub(crate) fn alloc(&self, shape: &Shape, element: u64, part: Part, scope: &'static str, op: &'static str) -> u32 {
+        let bytes = shape.numel().and_then(|n| n.checked_mul(element)).filter(|&b| b <= MAX_DOCUMENT_BYTES);
+        if bytes.is_none() {
+            self.overflow.set(true);
+        }
+        let mut dims = [Dim::plain(1); MAX_RANK];
+        for (to, from) in dims.iter_mut().zip(shape.dims()) {
+            *to = *from;
+        }
+        let mut tensors = self.tensors.borrow_mut();
+        let Ok(id) = u32::try_from(tensors.len()) else {
+            self.overflow.set(true);
+            return 0;
+        };
+        tensors.push(TensorInfo { bytes: Bytes(bytes.unwrap_or(0)), element, dims, part, scope, op });
+        self.push(Event::Alloc(id));
+        id
+    }
+
+    pub(crate) fn push(&self, event: Event) {
+        self.events.borrow_mut().push(event);
+    }
+
+    /// Whether some size exceeded what the arithmetic carries; the events are then meaningless.
+    pub(crate) fn overflowed(&self) -> bool {
+        self.overflow.get()
+    }
+
+    pub(crate) fn take(&self) -> (Vec<Event>, Vec<TensorInfo>) {
+        (self.events.take(), self.tensors.take())
+    }
+}

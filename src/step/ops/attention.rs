@@ -1,0 +1,266 @@
+//! Scaled dot-product attention by backend, and softmax.
+
+use crate::step::autograd::Recorder;
+use crate::step::ops::pointwise::first;
+use crate::step::shape::{Dim, Shape};
+use crate::step::tape::{Device, Tape};
+use crate::step::tensor::{Dtype, Tensor};
+
+/// The kernel family that runs `scaled_dot_product_attention`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SdpaPath {
+    /// FlashAttention-2.
+    Flash,
+    /// CUTLASS memory-efficient attention.
+    Efficient,
+    /// cuDNN's fused attention.
+    Cudnn,
+}
+
+/// What the choice of backend looks at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AttentionShape {
+    /// Element type of query, key and value.
+    pub dtype: Dtype,
+    /// Head size.
+    pub head: u64,
+    /// Whether an explicit mask is given (causal alone is not one).
+    pub mask: bool,
+}
+
+impl SdpaPath {
+    /// The backend that PyTorch 2.15 picks (`sdp::select_sdp_backend`): cuDNN first on Hopper and Blackwell data-centre
+    /// cards, else flash from Ampere on, for half precision without a mask; memory-efficient otherwise.
+    #[must_use]
+    pub fn choose(device: &Device, shape: AttentionShape) -> Self {
+        let half = shape.dtype.is_half();
+        if half && matches!(device.sm, 90 | 100) && shape.head <= 128 && shape.head % 8 == 0 {
+            Self::Cudnn
+        } else if half && device.sm >= 80 && shape.head <= 256 && !shape.mask {
+            Self::Flash
+        } else {
+            Self::Efficient
+        }
+    }
+}
+
+impl Tape {
+    /// `scaled_dot_product_attention` of q [b, a, s, d] over k, v [b, g, s, d], causal or not.
+    #[must_use]
+    pub fn sdpa(&self, q: &Tensor, k: &Tensor, v: &Tensor, dropout: f64, forced: Option<SdpaPath>) -> Tensor {
+        let v = &self.autocast_lower(v);
+        let k = &self.autocast_lower(k);
+        let q = &self.autocast_lower(q);
+        let shape = AttentionShape { dtype: q.dtype(), head: q.dim(3).n, mask: false };
+        match forced.unwrap_or_else(|| SdpaPath::choose(self.device(), shape)) {
+            SdpaPath::Flash => self.flash(q, k, v, dropout),
+            SdpaPath::Efficient => self.efficient(q, k, v),
+            SdpaPath::Cudnn => self.cudnn(q, k, v),
+        }
+    }
+
+    /// Flash: keeps q, k, v, the output, log-sum-exp and the generator's state.
+    fn flash(&self, q: &Tensor, k: &Tensor, v: &Tensor, dropout: f64) -> Tensor {
+        let r = Recorder::begin(self, &[q, k, v]);
+        let (sq, sk, sv) = (r.save(q), r.save(k), r.save(v));
+        let (b, a, s, d) = (q.dim(0), q.dim(1), q.dim(2), q.dim(3));
+        let out = self.temp(q.shape().like(), q.dtype(), "attention output");
+        let lse = self.temp(Shape::new(&[b, a, s]), Dtype::F32, "log-sum-exp");
+        let splits = if dropout > 0.0 { 1 } else { flash_splits(self.device(), b.n * a.n, s.n, k.dim(2).n, d.n) };
+        let parts = (splits > 1).then(|| {
+            let n = Dim::plain(splits);
+            let lse = self.temp(Shape::new(&[n, b, a, s]), Dtype::F32, "split log-sum-exp");
+            let head = Dim::plain(rounded_head(d.n));
+            (lse, self.temp(Shape::new(&[n, b, a, s, head]), Dtype::F32, "split attention output"))
+        });
+        let (seed, offset) = if dropout > 0.0 {
+            let state = self.scratch(16, "generator state");
+            let offset = self.scratch(8, "generator offset");
+            let kept = self.scratch(16, "generator state");
+            drop(state);
+            (kept, offset)
+        } else {
+            (self.scratch(16, "generator state"), self.scratch(8, "generator offset"))
+        };
+        drop(parts);
+        let so = r.save(&out);
+        let rest = [r.save(&lse), r.save(&seed), r.save(&offset)];
+        drop((lse, seed, offset));
+        r.finish(out, move |t, g| {
+            let (Some(_), Some(q), Some(k), Some(v)) = (first(g), sq.unpack(t), sk.unpack(t), sv.unpack(t)) else {
+                return vec![None; 3];
+            };
+            let kept = (so.unpack(t), rest.each_ref().map(|s| s.unpack(t)));
+            let grads = [&q, &k, &v].map(|x| Some(t.temp(x.shape().like(), x.dtype(), "grad of attention")));
+            let rows = Dim::plain(s.n.next_multiple_of(128));
+            let head = Dim::plain(rounded_head(d.n));
+            let softmax_d = t.temp(Shape::new(&[b, a, rows]), Dtype::F32, "flash softmax sum");
+            let dq = t.temp(Shape::new(&[b, rows, a, head]), Dtype::F32, "flash query gradient sum");
+            let expanded = (k.dim(1).n != a.n).then(|| {
+                let shape = Shape::new(&[b, k.dim(2), a, d]);
+                (t.temp(shape, k.dtype(), "expanded key gradient"), t.temp(shape, v.dtype(), "expanded value gradient"))
+            });
+            drop(expanded);
+            drop(dq);
+            drop(softmax_d);
+            drop(kept);
+            grads.into()
+        })
+    }
+
+    /// Memory-efficient: as flash, log-sum-exp padded to 32 rows.
+    fn efficient(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Tensor {
+        let r = Recorder::begin(self, &[q, k, v]);
+        let (sq, sk, sv) = (r.save(q), r.save(k), r.save(v));
+        let (b, a, s, d) = (q.dim(0), q.dim(1), q.dim(2), q.dim(3));
+        let (seed, offset) = (self.scratch(8, "generator state"), self.scratch(8, "generator offset"));
+        // Laid out [b, s, a, d], seen as [b, a, s, d].
+        let out = self.temp(Shape::new(&[b, s, a, d]), q.dtype(), "attention output");
+        let out = {
+            let seen = out.alias(out.shape().transposed(1, 2));
+            drop(out);
+            seen
+        };
+        let padded = Dim::plain(s.n.next_multiple_of(32));
+        let lse = self.temp(Shape::new(&[b, a, padded]), Dtype::F32, "log-sum-exp");
+        let so = r.save(&out);
+        let rest = [r.save(&lse), r.save(&seed), r.save(&offset)];
+        drop((lse, seed, offset));
+        r.finish(out, move |t, g| {
+            let (Some(g), Some(q), Some(k), Some(v)) = (first(g), sq.unpack(t), sk.unpack(t), sv.unpack(t)) else {
+                return vec![None; 3];
+            };
+            let (out, rest) = (so.unpack(t), rest.each_ref().map(|s| s.unpack(t)));
+            let grads = [&q, &k, &v].map(|x| {
+                let (b, n, s, d) = (x.dim(0), x.dim(1), x.dim(2), x.dim(3));
+                let grad = t.temp(Shape::new(&[b, s, n, d]), x.dtype(), "grad of attention");
+                Some(grad.alias(grad.shape().transposed(1, 2)))
+            });
+            let expanded = (k.dim(1).n != a.n).then(|| {
+                let shape = Shape::new(&[b, k.dim(2), a, d]);
+                (t.temp(shape, k.dtype(), "expanded key gradient"), t.temp(shape, v.dtype(), "expanded value gradient"))
+            });
+            let delta_shape = Shape::new(&[b, a, s]);
+            let delta = if q.dtype().is_half() {
+                t.temp(delta_shape, Dtype::F32, "attention row sums")
+            } else {
+                // Without a half-precision kernel for it: (grad × output).sum(-1), made contiguous.
+                let product = t.elementwise(&[g, out.as_ref().unwrap_or(g)], Dtype::F32, "attention row products");
+                let sum = t.temp(delta_shape, Dtype::F32, "attention row sums");
+                let copy = t.temp(delta_shape, Dtype::F32, "attention row sums");
+                drop(sum);
+                drop(product);
+                copy
+            };
+            let workspace = t.scratch(efficient_workspace(b.n * a.n, s.n, d.n), "attention workspace");
+            drop(delta);
+            drop(workspace);
+            drop(expanded);
+            drop((out, rest));
+            grads.into()
+        })
+    }
+
+    /// cuDNN: as flash; its backward's own workspace is what the frontend asks for, an FP32 query gradient and row sums.
+    fn cudnn(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Tensor {
+        let r = Recorder::begin(self, &[q, k, v]);
+        let (sq, sk, sv) = (r.save(q), r.save(k), r.save(v));
+        let (b, a, s, d) = (q.dim(0), q.dim(1), q.dim(2), q.dim(3));
+        let (seed, offset) = (self.scratch(8, "generator state"), self.scratch(8, "generator offset"));
+        let out = self.temp(q.shape().like(), q.dtype(), "attention output");
+        let lse = self.temp(Shape::new(&[b, a, s]), Dtype::F32, "log-sum-exp");
+        let so = r.save(&out);
+        let rest = [r.save(&lse), r.save(&seed), r.save(&offset)];
+        drop((lse, seed, offset));
+        r.finish(out, move |t, g| {
+            let (Some(_), Some(q), Some(k), Some(v)) = (first(g), sq.unpack(t), sk.unpack(t), sv.unpack(t)) else {
+                return vec![None; 3];
+            };
+            let kept = (so.unpack(t), rest.each_ref().map(|s| s.unpack(t)));
+            let grads = [&q, &k, &v].map(|x| Some(t.temp(x.shape().like(), x.dtype(), "grad of attention")));
+            let per_row = Dim::plain(4 * d.n + 4);
+            let workspace = t.temp(Shape::new(&[b, a, s, per_row]), Dtype::U8, "attention workspace");
+            drop(workspace);
+            drop(kept);
+            grads.into()
+        })
+    }
+
+    /// `softmax(x, -1, dtype=float32)`. The conversion of BF16 is a tensor of its own, that of FP16 is fused.
+    #[must_use]
+    pub fn softmax_f32(&self, x: &Tensor) -> Tensor {
+        let x = &if x.dtype() == Dtype::Bf16 { self.to(x, Dtype::F32) } else { x.clone() };
+        self.softmax_to(x, Dtype::F32)
+    }
+
+    /// `softmax(x, -1)` in the input's dtype. On autocast's FP32 list.
+    #[must_use]
+    pub fn softmax(&self, x: &Tensor) -> Tensor {
+        let x = &self.autocast_f32(x);
+        self.softmax_to(x, x.dtype())
+    }
+
+    fn softmax_to(&self, x: &Tensor, dtype: Dtype) -> Tensor {
+        let r = Recorder::begin(self, &[x]);
+        let out = self.temp(x.shape().contiguous(), dtype, "softmax");
+        let s = r.save(&out);
+        let from = x.dtype();
+        r.finish(out, move |t, g| {
+            let (Some(g), Some(y)) = (first(g), s.unpack(t)) else { return vec![None] };
+            let grad = t.temp(*y.shape(), from, "grad of softmax");
+            let product = t.elementwise(&[g, &y], g.dtype(), "grad of softmax, product");
+            drop(product);
+            vec![Some(grad)]
+        })
+    }
+}
+
+/// Flash's head size in its scratch: a multiple of 32, or 256 (`set_params`, flash_api.cpp).
+const fn rounded_head(d: u64) -> u64 {
+    if d <= 192 { d.next_multiple_of(32) } else { 256 }
+}
+
+/// How many pieces flash cuts the keys into when queries alone do not fill the card (`num_splits_heuristic`).
+fn flash_splits(device: &Device, batch_heads: u64, queries: u64, keys: u64, head: u64) -> u64 {
+    let block_n = match head {
+        0..=64 => 256,
+        65..=128 => 128,
+        _ => 64,
+    };
+    let blocks_n = keys.div_ceil(block_n);
+    let tiles = batch_heads.saturating_mul(queries.div_ceil(64));
+    let slots = device.multiprocessors * 2;
+    if 10 * tiles >= 8 * slots {
+        return 1;
+    }
+    let most = slots.min(blocks_n).min(128);
+    let eligible = |n: u64| n == 1 || blocks_n.div_ceil(n) != blocks_n.div_ceil(n - 1);
+    #[expect(clippy::cast_precision_loss, reason = "tiles and slots are small here; the rule itself is in floats")]
+    let efficiency = |n: u64| {
+        let waves = (tiles * n) as f32 / slots as f32;
+        waves / waves.ceil()
+    };
+    let best = (1..=most).filter(|&n| eligible(n)).map(efficiency).fold(0.0f32, f32::max);
+    (1..=most).find(|&n| eligible(n) && efficiency(n) >= 0.85 * best).unwrap_or(1)
+}
+
+/// Scratch of the memory-efficient backward: per batch and head, the query gradient in FP32 in blocks of 64 rows, each
+/// with a lock (`workspace_size`, kernel_backward.h).
+const fn efficient_workspace(batch_heads: u64, rows: u64, head: u64) -> u64 {
+    let blocks = rows.div_ceil(64);
+    batch_heads.saturating_mul(blocks.saturating_mul(16 + 64 * 4 * head.next_multiple_of(64)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A100: Device = Device { sm: 80, multiprocessors: 108, workspace_kept: false };
+
+    /// Recorded with PyTorch 2.15: two sequences of 384 tokens, four heads of 64 on 108 multiprocessors: two splits.
+    #[test]
+    fn flash_splits_keys_when_queries_do_not_fill_the_card() {
+        assert_eq!(flash_splits(&A100, 8, 384, 384, 64), 2);
+        assert_eq!(flash_splits(&A100, 128, 2048, 2048, 128), 1);
+    }
+}

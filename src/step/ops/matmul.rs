@@ -1,0 +1,170 @@
+//! Matrix products and the scratch that cuBLAS asks for.
+
+use crate::step::autograd::{Grads, Recorder};
+use crate::step::ops::pointwise::first;
+use crate::step::shape::{Dim, Shape};
+use crate::step::tape::Tape;
+use crate::step::tensor::Tensor;
+
+/// How a weight matrix lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum WeightLayout {
+    /// `nn.Linear`: [out, in].
+    OutIn,
+    /// GPT-2's `Conv1D`: [in, out].
+    InOut,
+}
+
+impl Tape {
+    /// A product's output and, for the time of the call, cuBLAS's workspace.
+    pub(crate) fn product_out(&self, shape: Shape, like: &Tensor, op: &'static str) -> Tensor {
+        let out = self.temp(shape, like.dtype(), op);
+        let workspace = self.blas_workspace();
+        drop(workspace);
+        out
+    }
+
+    /// `nn.Linear`: weight [out, in].
+    #[must_use]
+    pub fn linear(&self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Tensor {
+        match bias {
+            None => self.linear_plain(x, weight),
+            Some(bias) => self.linear_bias(x, weight, bias, WeightLayout::OutIn),
+        }
+    }
+
+    /// GPT-2's `Conv1D`: weight [in, out], always with a bias.
+    #[must_use]
+    pub fn conv1d(&self, x: &Tensor, weight: &Tensor, bias: &Tensor) -> Tensor {
+        self.linear_bias(x, weight, bias, WeightLayout::InOut)
+    }
+
+    /// Without a bias: `mm` over the rows. Autocast casts the arguments from the last to the first.
+    fn linear_plain(&self, x: &Tensor, weight: &Tensor) -> Tensor {
+        let weight = &self.autocast_lower(weight);
+        let x = &self.autocast_lower(x);
+        let r = Recorder::begin(self, &[x, weight]);
+        let sw = r.save_if(x.requires_grad(), weight);
+        let sx = r.save_if(weight.requires_grad(), x);
+        let (rows, last) = flat_rows(x);
+        let sizes = with_last(x, weight.dim(0));
+        let out = self.product_out(sizes, x, "matmul");
+        let (before, wshape) = (*x.shape(), *weight.shape());
+        let features = weight.dim(0);
+        r.finish(out, move |t, g| {
+            let mut out: Grads = vec![None, None];
+            let Some(g) = first(g) else { return out };
+            let g = &t.reshape_raw(g, &[rows, features]);
+            let (w, x) = (sw.unpack(t), sx.unpack(t));
+            if x.is_some() {
+                out[1] = Some(t.product_out(wshape, g, "grad of weight"));
+            }
+            if w.is_some() {
+                let grad = t.product_out(Shape::new(&[rows, last]), g, "grad of matmul input");
+                out[0] = Some(t.reshape_raw(&grad, before.dims()));
+            }
+            out
+        })
+    }
+
+    /// With a bias: `addmm` over the rows, through cuBLASLt.
+    fn linear_bias(&self, x: &Tensor, weight: &Tensor, bias: &Tensor, layout: WeightLayout) -> Tensor {
+        let (weight, x, bias) = match layout {
+            // F.linear(input, weight, bias): casts bias, weight, input.
+            WeightLayout::OutIn => {
+                let bias = self.autocast_lower(bias);
+                let weight = self.autocast_lower(weight);
+                (weight, self.autocast_lower(x), bias)
+            }
+            // addmm(bias, input, weight): casts weight, input, bias.
+            WeightLayout::InOut => {
+                let weight = self.autocast_lower(weight);
+                let x = self.autocast_lower(x);
+                (weight, x, self.autocast_lower(bias))
+            }
+        };
+        let (x, weight, bias) = (&x, &weight, &bias);
+        let r = Recorder::begin(self, &[bias, x, weight]);
+        let sw = r.save_if(x.requires_grad(), weight);
+        let sx = r.save_if(weight.requires_grad(), x);
+        let (rows, last) = flat_rows(x);
+        let features = bias.dim(0);
+        let out = self.temp(with_last(x, features), x.dtype(), "matmul");
+        let workspace = self.blas_lt_workspace();
+        drop(workspace);
+        let (before, wshape, needs_bias) = (*x.shape(), *weight.shape(), bias.requires_grad());
+        r.finish(out, move |t, g| {
+            let mut out: Grads = vec![None, None, None];
+            let Some(g) = first(g) else { return out };
+            let g = &t.reshape_raw(g, &[rows, features]);
+            let (w, x) = (sw.unpack(t), sx.unpack(t));
+            if w.is_some() {
+                let grad = t.product_out(Shape::new(&[rows, last]), g, "grad of matmul input");
+                out[1] = Some(t.reshape_raw(&grad, before.dims()));
+            }
+            if x.is_some() {
+                out[2] = Some(t.product_out(wshape, g, "grad of weight"));
+            }
+            if needs_bias {
+                // Summed over the rows when the engine checks the gradient's sizes.
+                out[0] = Some(g.clone());
+            }
+            out
+        })
+    }
+
+    /// Scratch of one cuBLASLt product: 1 MiB, 32 MiB from Hopper on (`_getWorkspaceSize`, ATen/cuda/CUDABlas.cpp).
+    fn blas_lt_workspace(&self) -> Option<Tensor> {
+        if self.stopped() {
+            return None;
+        }
+        let n = if self.device().sm >= 90 { 32 << 20 } else { 1 << 20 };
+        Some(self.scratch(n, "cuBLASLt workspace"))
+    }
+
+    /// `torch.matmul` of two 4-D tensors [b, n, r, k] × [b, n, k, c]: `bmm` over b × n, operands copied where they
+    /// cannot be viewed flat.
+    #[must_use]
+    pub fn matmul4(&self, a: &Tensor, b: &Tensor) -> Tensor {
+        let b = &self.autocast_lower(b);
+        let a = &self.autocast_lower(a);
+        let batch = a.dim(0).times(a.dim(1));
+        let a3 = self.reshape(a, &[batch, a.dim(2), a.dim(3)]);
+        let b3 = self.reshape(b, &[batch, b.dim(2), b.dim(3)]);
+        let out = self.bmm(&a3, &b3);
+        self.reshape(&out, &[a.dim(0), a.dim(1), a.dim(2), b.dim(3)])
+    }
+
+    /// `bmm`: [n, r, k] × [n, k, c].
+    fn bmm(&self, a: &Tensor, b: &Tensor) -> Tensor {
+        let r = Recorder::begin(self, &[a, b]);
+        let sb = r.save_if(a.requires_grad(), b);
+        let sa = r.save_if(b.requires_grad(), a);
+        let out = self.product_out(Shape::new(&[a.dim(0), a.dim(1), b.dim(2)]), a, "batched matmul");
+        let (ashape, bshape) = (*a.shape(), *b.shape());
+        r.finish(out, move |t, g| {
+            let mut out: Grads = vec![None, None];
+            let Some(g) = first(g) else { return out };
+            let (b, a) = (sb.unpack(t), sa.unpack(t));
+            if a.is_some() {
+                out[1] = Some(t.product_out(bshape.contiguous(), g, "grad of batched matmul"));
+            }
+            if b.is_some() {
+                out[0] = Some(t.product_out(ashape.contiguous(), g, "grad of batched matmul"));
+            }
+            out
+        })
+    }
+}
+
+/// The rows of `x` flattened, and its last dimension.
+fn flat_rows(x: &Tensor) -> (Dim, Dim) {
+    let dims = x.shape().dims();
+    let (last, lead) = dims.split_last().map_or((Dim::plain(1), dims), |(l, rest)| (*l, rest));
+    (lead.iter().copied().reduce(Dim::times).unwrap_or(Dim::plain(1)), last)
+}
+
+/// `x`'s sizes with another last dimension, contiguous.
+fn with_last(x: &Tensor, last: Dim) -> Shape {
+    x.shape().narrowed(x.shape().rank() - 1, last).contiguous()
+}

@@ -1,0 +1,15 @@
+//! The op vocabulary: what each ATen operation allocates, what it saves, and what its backward allocates.
+//!
+//! Every rule is PyTorch's eager CUDA path, read in `tools/autograd/derivatives.yaml` and the kernels at 2.15 and checked
+//! against recorded allocations; where an older version differs, the rule says so.
+
+mod attention;
+mod embedding;
+mod loss;
+mod matmul;
+mod norm;
+mod pointwise;
+mod reduce;
+mod view;
+
+pub use attention::{AttentionShape, SdpaPath};

@@ -1,0 +1,36 @@
+//! Normalisations.
+
+use crate::step::autograd::Recorder;
+use crate::step::ops::pointwise::first;
+use crate::step::shape::Dim;
+use crate::step::tape::Tape;
+use crate::step::tensor::{Dtype, Tensor};
+
+impl Tape {
+    /// `F.layer_norm` with weight and bias: saves the input, mean and reciprocal deviation (FP32 per row). On
+    /// autocast's FP32 list.
+    #[must_use]
+    pub fn layer_norm(&self, x: &Tensor, weight: &Tensor, bias: &Tensor) -> Tensor {
+        let x = &self.autocast_f32(x);
+        let r = Recorder::begin(self, &[x, weight, bias]);
+        let sx = r.save(x);
+        let last = x.shape().rank() - 1;
+        let stats = x.shape().narrowed(last, Dim::plain(1)).contiguous();
+        let out = self.temp(x.shape().contiguous(), x.dtype(), "layer norm");
+        let mean = self.temp(stats, Dtype::F32, "mean");
+        let rstd = self.temp(stats, Dtype::F32, "reciprocal deviation");
+        let (sm, sr) = (r.save(&mean), r.save(&rstd));
+        drop((mean, rstd));
+        let (wshape, wdtype) = (*weight.shape(), weight.dtype());
+        let (needs_x, needs_w, needs_b) = (x.requires_grad(), weight.requires_grad(), bias.requires_grad());
+        r.finish(out, move |t, g| {
+            let (Some(_), Some(x)) = (first(g), sx.unpack(t)) else { return vec![None, None, None] };
+            let stats = (sm.unpack(t), sr.unpack(t));
+            let dx = needs_x.then(|| t.temp(x.shape().contiguous(), x.dtype(), "grad of layer norm"));
+            let dw = needs_w.then(|| t.temp(wshape, wdtype, "grad of layer norm weight"));
+            let db = needs_b.then(|| t.temp(wshape, wdtype, "grad of layer norm bias"));
+            drop(stats);
+            vec![dx, dw, db]
+        })
+    }
+}

@@ -1,0 +1,237 @@
+//! Elementwise operations, casts and reductions.
+
+use crate::bill::Part;
+use crate::step::autograd::{Grads, Recorder};
+use crate::step::shape::{Dim, Shape};
+use crate::step::tape::Tape;
+use crate::step::tensor::{Dtype, Tensor};
+
+/// The one gradient that arrives at an operation with one output.
+pub(super) fn first(grads: &[Option<Tensor>]) -> Option<&Tensor> {
+    grads.first().and_then(Option::as_ref)
+}
+
+impl Tape {
+    /// The result of an elementwise operation over `operands`, laid out as `TensorIterator` would.
+    pub(crate) fn elementwise(&self, operands: &[&Tensor], dtype: Dtype, op: &'static str) -> Tensor {
+        let mut sizes = *operands[0].shape();
+        for o in &operands[1..] {
+            sizes = sizes.broadcast(o.shape());
+        }
+        let shapes: Vec<Shape> = operands.iter().map(|t| *t.shape()).collect();
+        self.temp(sizes.ordered_like(&shapes), dtype, op)
+    }
+
+    /// A cast outside the graph; keeps the layout (`to` preserves dense strides).
+    pub(crate) fn cast_raw(&self, x: &Tensor, dtype: Dtype) -> Tensor {
+        self.temp(x.shape().like(), dtype, "cast")
+    }
+
+    /// `x.to(dtype)`: nothing when it already is. Backward casts back.
+    #[must_use]
+    pub fn to(&self, x: &Tensor, dtype: Dtype) -> Tensor {
+        if x.dtype() == dtype {
+            return x.clone();
+        }
+        let r = Recorder::begin(self, &[x]);
+        let from = x.dtype();
+        let out = self.cast_raw(x, dtype);
+        r.finish(out, move |t, g| vec![first(g).map(|g| t.cast_raw(g, from))])
+    }
+
+    /// An operand as autocast gives it to an operation of the lower-precision list; casts of FP32 leaves are cached.
+    pub(crate) fn autocast_lower(&self, x: &Tensor) -> Tensor {
+        let Some(dtype) = self.autocast() else { return x.clone() };
+        if x.dtype() == dtype || !x.dtype().is_floating() {
+            return x.clone();
+        }
+        let leaf = x.leaf().filter(|_| x.dtype() == Dtype::F32).map(|l| l.id);
+        if let Some(id) = leaf
+            && let Some(cast) = self.cached_cast(id)
+        {
+            return cast;
+        }
+        let cast = self.to(x, dtype);
+        if let Some(id) = leaf {
+            if !self.stopped() {
+                self.becomes(&cast, Part::Activations);
+            }
+            self.cache_cast(id, &cast);
+        }
+        cast
+    }
+
+    /// An operand as autocast gives it to an operation of the FP32 list.
+    #[must_use]
+    pub fn autocast_f32(&self, x: &Tensor) -> Tensor {
+        if self.autocast().is_some() && x.dtype().is_half() { self.to(x, Dtype::F32) } else { x.clone() }
+    }
+
+    /// `a + b`.
+    #[must_use]
+    pub fn add(&self, a: &Tensor, b: &Tensor) -> Tensor {
+        let r = Recorder::begin(self, &[a, b]);
+        let out = self.elementwise(&[a, b], a.dtype().max(b.dtype()), "add");
+        let (ga, gb) = (a.requires_grad(), b.requires_grad());
+        r.finish(out, move |_, g| {
+            let g = first(g);
+            vec![g.filter(|_| ga).cloned(), g.filter(|_| gb).cloned()]
+        })
+    }
+
+    /// `x + c` for a Python number.
+    #[must_use]
+    pub fn add_scalar(&self, x: &Tensor) -> Tensor {
+        let r = Recorder::begin(self, &[x]);
+        let out = self.elementwise(&[x], x.dtype(), "add");
+        r.finish(out, |_, g| vec![first(g).cloned()])
+    }
+
+    /// `x × c` for a Python number.
+    #[must_use]
+    pub fn mul_scalar(&self, x: &Tensor) -> Tensor {
+        let r = Recorder::begin(self, &[x]);
+        let out = self.elementwise(&[x], x.dtype(), "scale");
+        r.finish(out, |t, g| vec![first(g).map(|g| t.elementwise(&[g], g.dtype(), "grad of scale"))])
+    }
+
+    /// `a × b`. Each operand is saved when the other needs a gradient.
+    #[must_use]
+    pub fn mul(&self, a: &Tensor, b: &Tensor) -> Tensor {
+        let r = Recorder::begin(self, &[a, b]);
+        let (ga, gb) = (a.requires_grad(), b.requires_grad());
+        let (sb, sa) = (r.save_if(ga, b), r.save_if(gb, a));
+        let out = self.elementwise(&[a, b], a.dtype().max(b.dtype()), "product");
+        r.finish(out, move |t, g| {
+            let mut out: Grads = vec![None, None];
+            let Some(g) = first(g) else { return out };
+            let (b, a) = (sb.unpack(t), sa.unpack(t));
+            // Generated code handles `other` before `self`.
+            if let Some(a) = &a {
+                out[1] = Some(t.elementwise(&[g, a], g.dtype().max(a.dtype()), "grad of product"));
+            }
+            if let Some(b) = &b {
+                out[0] = Some(t.elementwise(&[g, b], g.dtype().max(b.dtype()), "grad of product"));
+            }
+            out
+        })
+    }
+
+    /// `-x`.
+    #[must_use]
+    pub fn neg(&self, x: &Tensor) -> Tensor {
+        let r = Recorder::begin(self, &[x]);
+        let out = self.elementwise(&[x], x.dtype(), "neg");
+        r.finish(out, |t, g| vec![first(g).map(|g| t.elementwise(&[g], g.dtype(), "grad of neg"))])
+    }
+
+    /// `x ** n` for a Python number other than 0 and 1. On autocast's FP32 list.
+    #[must_use]
+    pub fn pow(&self, x: &Tensor) -> Tensor {
+        let x = &self.autocast_f32(x);
+        let r = Recorder::begin(self, &[x]);
+        let s = r.save(x);
+        let out = self.elementwise(&[x], x.dtype(), "power");
+        r.finish(out, move |t, g| {
+            let (Some(g), Some(x)) = (first(g), s.unpack(t)) else { return vec![None] };
+            // grad × (n × xⁿ⁻¹)
+            let power = t.elementwise(&[&x], x.dtype(), "grad of power");
+            let scaled = t.elementwise(&[&power], x.dtype(), "grad of power");
+            let out = t.elementwise(&[g, &scaled], x.dtype(), "grad of power");
+            drop(scaled);
+            drop(power);
+            vec![Some(out)]
+        })
+    }
+
+    /// `x.mean(-1, keepdim=True)`.
+    #[must_use]
+    pub fn mean_last(&self, x: &Tensor) -> Tensor {
+        let r = Recorder::begin(self, &[x]);
+        let last = x.shape().rank() - 1;
+        let full = *x.shape();
+        let out = self.temp(full.narrowed(last, Dim::plain(1)).contiguous(), x.dtype(), "mean");
+        r.finish(out, move |t, g| {
+            vec![first(g).map(|g| {
+                let expanded = g.alias(g.shape().expanded(last, full.dims()[last]));
+                t.elementwise(&[&expanded], g.dtype(), "grad of mean")
+            })]
+        })
+    }
+
+    /// `rsqrt(x)`: saves its result. On autocast's FP32 list.
+    #[must_use]
+    pub fn rsqrt(&self, x: &Tensor) -> Tensor {
+        let x = &self.autocast_f32(x);
+        let r = Recorder::begin(self, &[x]);
+        let out = self.elementwise(&[x], x.dtype(), "rsqrt");
+        let s = r.save(&out);
+        r.finish(out, move |t, g| {
+            let (Some(g), Some(y)) = (first(g), s.unpack(t)) else { return vec![None] };
+            // -0.5 × grad × y³
+            let cube = t.elementwise(&[&y], y.dtype(), "grad of rsqrt");
+            let scaled = t.elementwise(&[g], y.dtype(), "grad of rsqrt");
+            let out = t.elementwise(&[&scaled, &cube], y.dtype(), "grad of rsqrt");
+            drop(scaled);
+            drop(cube);
+            vec![Some(out)]
+        })
+    }
+
+    /// An activation that saves its input and whose backward is one kernel: SiLU, GELU.
+    #[must_use]
+    pub fn activation(&self, x: &Tensor, op: &'static str) -> Tensor {
+        let r = Recorder::begin(self, &[x]);
+        let s = r.save(x);
+        let out = self.elementwise(&[x], x.dtype(), op);
+        r.finish(out, move |t, g| {
+            let (Some(g), Some(x)) = (first(g), s.unpack(t)) else { return vec![None] };
+            vec![Some(t.elementwise(&[g, &x], g.dtype(), "grad of activation"))]
+        })
+    }
+
+    /// `tanh(x)`: saves its result.
+    #[must_use]
+    pub fn tanh(&self, x: &Tensor) -> Tensor {
+        let r = Recorder::begin(self, &[x]);
+        let out = self.elementwise(&[x], x.dtype(), "tanh");
+        let s = r.save(&out);
+        r.finish(out, move |t, g| {
+            let (Some(g), Some(y)) = (first(g), s.unpack(t)) else { return vec![None] };
+            vec![Some(t.elementwise(&[g, &y], g.dtype(), "grad of tanh"))]
+        })
+    }
+
+    /// `dropout(x, p)` with p > 0 in training (`native_dropout`): a mask of one byte per element, and the result.
+    #[must_use]
+    pub fn dropout(&self, x: &Tensor, p: f64) -> Tensor {
+        if p <= 0.0 {
+            return x.clone();
+        }
+        let r = Recorder::begin(self, &[x]);
+        let mask = self.temp(x.shape().like(), Dtype::Bool, "dropout mask");
+        let out = self.temp(x.shape().like(), x.dtype(), "dropout");
+        let s = r.save(&mask);
+        drop(mask);
+        r.finish(out, move |t, g| {
+            let (Some(g), Some(mask)) = (first(g), s.unpack(t)) else { return vec![None] };
+            vec![Some(t.elementwise(&[g, &mask], g.dtype(), "grad of dropout"))]
+        })
+    }
+
+    /// The sum of `x` over the dimensions that `sizes` broadcasts, outside the graph (`at::sum_to`).
+    pub(crate) fn sum_to(&self, x: &Tensor, sizes: &Shape) -> Tensor {
+        let lead = x.shape().rank() - sizes.rank();
+        let same = x.shape().dims()[lead..].iter().zip(sizes.dims()).all(|(a, b)| a.n == b.n);
+        if same && x.shape().dims()[..lead].iter().all(|d| d.n == 1) {
+            return x.alias(sizes.contiguous());
+        }
+        self.sum_over(x, sizes)
+    }
+
+    /// A tensor through which gradients flow, sharing `x`'s storage: what a detached checkpoint input becomes.
+    #[expect(clippy::unused_self, reason = "reads as the other operations do")]
+    pub(crate) fn require_grad(&self, x: &Tensor) -> Tensor {
+        Recorder::force(x)
+    }
+}

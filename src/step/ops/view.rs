@@ -1,0 +1,112 @@
+//! Views, and the copies that a reshape makes when it cannot be one.
+
+use crate::step::autograd::Recorder;
+use crate::step::ops::pointwise::first;
+use crate::step::shape::Dim;
+use crate::step::tape::Tape;
+use crate::step::tensor::Tensor;
+
+impl Tape {
+    /// `x.reshape(dims)` outside the graph: a view where the strides allow one, else a contiguous copy.
+    pub(crate) fn reshape_raw(&self, x: &Tensor, dims: &[Dim]) -> Tensor {
+        match x.shape().viewed(dims) {
+            Some(shape) => x.alias(shape),
+            None => {
+                let copy = self.temp(x.shape().contiguous(), x.dtype(), "contiguous copy");
+                let shape = copy.shape().viewed(dims).unwrap_or_else(|| copy.shape().contiguous());
+                copy.alias(shape)
+            }
+        }
+    }
+
+    /// `x.reshape(dims)`.
+    #[must_use]
+    pub fn reshape(&self, x: &Tensor, dims: &[Dim]) -> Tensor {
+        let x = &if x.shape().viewed(dims).is_some() { x.clone() } else { self.contiguous(x) };
+        let r = Recorder::begin(self, &[x]);
+        let before = *x.shape();
+        let out = x.alias(x.shape().viewed(dims).unwrap_or_else(|| x.shape().contiguous()));
+        r.finish(out, move |t, g| vec![first(g).map(|g| t.reshape_raw(g, before.dims()))])
+    }
+
+    /// `x.transpose(i, j)`.
+    #[must_use]
+    pub fn transpose(&self, x: &Tensor, i: usize, j: usize) -> Tensor {
+        let r = Recorder::begin(self, &[x]);
+        let out = x.alias(x.shape().transposed(i, j));
+        r.finish(out, move |_, g| vec![first(g).map(|g| g.alias(g.shape().transposed(i, j)))])
+    }
+
+    /// `x.contiguous()`: nothing when it already is.
+    #[must_use]
+    pub fn contiguous(&self, x: &Tensor) -> Tensor {
+        if x.shape().is_contiguous() {
+            return x.clone();
+        }
+        let r = Recorder::begin(self, &[x]);
+        let out = self.temp(x.shape().contiguous(), x.dtype(), "contiguous copy");
+        r.finish(out, |_, g| vec![first(g).cloned()])
+    }
+
+    /// `x[..., part]` along dimension `i`. Backward writes the gradient into zeros of the whole.
+    #[must_use]
+    pub fn slice(&self, x: &Tensor, i: usize, part: Dim) -> Tensor {
+        let r = Recorder::begin(self, &[x]);
+        let whole = *x.shape();
+        let out = x.alias(x.shape().narrowed(i, part));
+        r.finish(out, move |t, g| {
+            vec![first(g).map(|g| t.temp(whole.contiguous(), g.dtype(), "grad of slice"))]
+        })
+    }
+
+    /// `x.split(part, dim=i)` into `n` equal views; the backward joins the gradients in one tensor.
+    #[must_use]
+    pub fn split(&self, x: &Tensor, i: usize, part: Dim, n: u64) -> Vec<Tensor> {
+        let r = Recorder::begin(self, &[x]);
+        let whole = *x.shape();
+        let outs = (0..n).map(|_| x.alias(x.shape().narrowed(i, part))).collect();
+        let dtype = x.dtype();
+        r.finish_many(outs, move |t, g| {
+            // Absent gradients are zeros of the part's sizes; then one concatenation.
+            let shape = whole.narrowed(i, part).contiguous();
+            let zeros: Vec<Tensor> =
+                g.iter().filter(|g| g.is_none()).map(|_| t.temp(shape, dtype, "zeros")).collect();
+            let out = t.temp(whole.contiguous(), dtype, "grad of split");
+            drop(zeros);
+            vec![Some(out)]
+        })
+    }
+
+    /// `cat((a, b), dim=i)` of two parts. Backward narrows.
+    #[must_use]
+    pub fn cat(&self, a: &Tensor, b: &Tensor, i: usize, whole: Dim) -> Tensor {
+        let r = Recorder::begin(self, &[a, b]);
+        let out = self.temp(a.shape().narrowed(i, whole).contiguous(), a.dtype(), "concatenation");
+        let (da, db) = (a.dim(i), b.dim(i));
+        r.finish(out, move |_, g| {
+            let g = first(g);
+            vec![
+                g.map(|g| g.alias(g.shape().narrowed(i, da))),
+                g.map(|g| g.alias(g.shape().narrowed(i, db))),
+            ]
+        })
+    }
+
+    /// `x.unsqueeze(i)`.
+    #[must_use]
+    pub fn unsqueeze(&self, x: &Tensor, i: usize) -> Tensor {
+        let r = Recorder::begin(self, &[x]);
+        let before = *x.shape();
+        let out = x.alias(x.shape().unsqueezed(i));
+        r.finish(out, move |t, g| vec![first(g).map(|g| t.reshape_raw(g, before.dims()))])
+    }
+
+    /// `x.expand(...)` along dimension `i` of size 1. Backward sums over it.
+    #[must_use]
+    pub fn expand(&self, x: &Tensor, i: usize, dim: Dim) -> Tensor {
+        let r = Recorder::begin(self, &[x]);
+        let before = *x.shape();
+        let out = x.alias(x.shape().expanded(i, dim));
+        r.finish(out, move |t, g| vec![first(g).map(|g| t.sum_to(g, &before))])
+    }
+}

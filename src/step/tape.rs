@@ -1,0 +1,223 @@
+//! The tape: where operations run. It knows what PyTorch's thread-local state knows (grad mode, autocast and its cache
+//! of casts, the saved-tensor hooks of checkpointing) and writes the log.
+
+use core::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use crate::bill::{Instant, Part};
+use crate::step::checkpoint::Hooks;
+use crate::step::log::{Event, Log, Mark};
+use crate::step::shape::{Dim, Shape};
+use crate::step::tensor::{Dtype, Storage, Tensor};
+
+/// What the device and the framework version decide about an operation's temporaries.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Device {
+    /// Compute capability × 10: 80, 89, 90.
+    pub sm: u32,
+    /// Streaming multiprocessors; sizes some kernels' scratch.
+    pub multiprocessors: u64,
+    /// Whether cuBLAS workspaces outlive the call.
+    pub workspace_kept: bool,
+}
+
+#[derive(Debug)]
+pub(crate) struct State {
+    pub(crate) log: Log,
+    pub(crate) device: Device,
+    grad: Cell<bool>,
+    autocast: Cell<Option<Dtype>>,
+    /// Casts of FP32 leaves that autocast keeps until its outermost context ends.
+    casts: RefCell<Vec<(u32, Tensor)>>,
+    pub(crate) hooks: RefCell<Hooks>,
+    pub(crate) stopped: Cell<bool>,
+    sequence: Cell<u64>,
+    scope: Cell<&'static str>,
+    /// Whether this is the thread that runs backward: it has cuBLAS handles of its own.
+    backward_thread: Cell<bool>,
+    workspaces: RefCell<[Option<Tensor>; 2]>,
+}
+
+/// A handle to the tape; clones are the same tape.
+#[derive(Clone, Debug)]
+pub struct Tape(pub(crate) Rc<State>);
+
+impl Tape {
+    /// An empty tape.
+    #[must_use]
+    pub fn new(device: Device) -> Self {
+        Self(Rc::new(State {
+            log: Log::default(),
+            device,
+            grad: Cell::new(true),
+            autocast: Cell::new(None),
+            casts: RefCell::default(),
+            hooks: RefCell::default(),
+            stopped: Cell::new(false),
+            sequence: Cell::new(0),
+            scope: Cell::new(""),
+            backward_thread: Cell::new(false),
+            workspaces: RefCell::default(),
+        }))
+    }
+
+    /// The device.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        &self.0.device
+    }
+
+    /// A new tensor, contiguous unless `shape` says otherwise, outside the graph.
+    #[must_use]
+    pub fn empty(&self, shape: Shape, dtype: Dtype, part: Part, op: &'static str) -> Tensor {
+        let id =
+            (!self.0.stopped.get()).then(|| self.0.log.alloc(&shape, dtype.bytes(), part, self.0.scope.get(), op));
+        Tensor::new(Rc::new(Storage::new(id, self)), shape, dtype)
+    }
+
+    /// A temporary.
+    #[must_use]
+    pub fn temp(&self, shape: Shape, dtype: Dtype, op: &'static str) -> Tensor {
+        self.empty(shape, dtype, Part::Temporary, op)
+    }
+
+    /// `n` bytes of scratch.
+    #[must_use]
+    pub fn scratch(&self, n: u64, op: &'static str) -> Tensor {
+        self.temp(Shape::new(&[Dim::plain(n)]), Dtype::U8, op)
+    }
+
+    /// Notes that `tensor`'s storage serves `part` from here on.
+    pub(crate) fn becomes(&self, tensor: &Tensor, part: Part) {
+        if let Some(id) = tensor.storage_id() {
+            self.0.log.push(Event::Becomes(id, part));
+        }
+    }
+
+    pub(crate) fn mark(&self, mark: Mark) {
+        self.0.log.push(Event::Mark(mark));
+    }
+
+    pub(crate) fn enter(&self, instant: Instant) {
+        self.0.log.push(Event::Enter(instant));
+    }
+
+    pub(crate) fn empty_cache(&self) {
+        self.0.log.push(Event::EmptyCache);
+    }
+
+    /// Names the module whose operations follow, and returns the name before.
+    pub fn set_scope(&self, scope: &'static str) -> &'static str {
+        self.0.scope.replace(scope)
+    }
+
+    /// Runs `body` with the module named.
+    pub fn scope<T>(&self, scope: &'static str, body: impl FnOnce() -> T) -> T {
+        let before = self.set_scope(scope);
+        let out = body();
+        self.set_scope(before);
+        out
+    }
+
+    pub(crate) fn scope_name(&self) -> &'static str {
+        self.0.scope.get()
+    }
+
+    /// Whether operations record the graph.
+    #[must_use]
+    pub fn grad_enabled(&self) -> bool {
+        self.0.grad.get()
+    }
+
+    /// Runs `body` with or without recording.
+    pub fn with_grad<T>(&self, on: bool, body: impl FnOnce() -> T) -> T {
+        let before = self.0.grad.replace(on);
+        let out = body();
+        self.0.grad.set(before);
+        out
+    }
+
+    /// The dtype of `torch.autocast`, inside one.
+    #[must_use]
+    pub fn autocast(&self) -> Option<Dtype> {
+        self.0.autocast.get()
+    }
+
+    /// Runs `body` under autocast to `dtype` (none: without); the outermost one drops its cache of casts at its end.
+    pub fn with_autocast<T>(&self, dtype: Option<Dtype>, body: impl FnOnce() -> T) -> T {
+        let before = self.0.autocast.replace(dtype);
+        let out = body();
+        self.0.autocast.set(before);
+        if before.is_none() {
+            let casts = self.0.casts.take();
+            drop(casts);
+        }
+        out
+    }
+
+    pub(crate) fn cached_cast(&self, leaf: u32) -> Option<Tensor> {
+        self.0.casts.borrow().iter().find(|(id, _)| *id == leaf).map(|(_, t)| t.clone())
+    }
+
+    pub(crate) fn cache_cast(&self, leaf: u32, cast: &Tensor) {
+        self.0.casts.borrow_mut().push((leaf, cast.clone()));
+    }
+
+    pub(crate) fn next_sequence(&self) -> u64 {
+        let n = self.0.sequence.get();
+        self.0.sequence.set(n + 1);
+        n
+    }
+
+    /// Whether recomputation has all it needs and runs no further operation.
+    #[must_use]
+    pub fn stopped(&self) -> bool {
+        self.0.stopped.get()
+    }
+
+    pub(crate) fn on_backward_thread<T>(&self, body: impl FnOnce() -> T) -> T {
+        let before = self.0.backward_thread.replace(true);
+        let out = body();
+        self.0.backward_thread.set(before);
+        out
+    }
+
+    /// The cuBLAS workspace that one product asks for. PyTorch 2.15 allocates it for the call; before, each thread's
+    /// handle kept its own.
+    pub(crate) fn blas_workspace(&self) -> Option<Tensor> {
+        if self.stopped() {
+            return None;
+        }
+        let n = if self.0.device.sm >= 90 { BLAS_WORKSPACE_HOPPER } else { BLAS_WORKSPACE };
+        if !self.0.device.workspace_kept {
+            return Some(self.scratch(n, "cuBLAS workspace"));
+        }
+        let slot = usize::from(self.0.backward_thread.get());
+        if self.0.workspaces.borrow()[slot].is_none() {
+            let workspace = self.scratch(n, "cuBLAS workspace");
+            self.0.workspaces.borrow_mut()[slot] = Some(workspace);
+        }
+        None
+    }
+
+    pub(crate) fn with_autocast_off<T>(&self, body: impl FnOnce() -> T) -> T {
+        let before = self.0.autocast.replace(None);
+        let out = body();
+        self.0.autocast.set(before);
+        out
+    }
+
+    pub(crate) fn node_is_recorded(&self) -> bool {
+        self.grad_enabled() && !self.stopped()
+    }
+
+    pub(crate) fn drop_workspaces(&self) {
+        let kept = self.0.workspaces.take();
+        drop(kept);
+    }
+}
+
+/// cuBLAS workspace before Hopper: `:4096:2:16:8`, 8 MiB and 128 KiB (`getChosenWorkspaceSize`, ATen/cuda).
+const BLAS_WORKSPACE: u64 = 2 * 4096 * 1024 + 8 * 16 * 1024;
+/// cuBLAS workspace from Hopper on: `:4096:8`, 32 MiB.
+const BLAS_WORKSPACE_HOPPER: u64 = 8 * 4096 * 1024;

@@ -1,0 +1,207 @@
+//! Tensors as PyTorch counts them: a handle to an impl, the impl's share of a storage. A storage is freed when its last
+//! share goes away, which is what makes the log's lifetimes those of the framework.
+
+use std::rc::Rc;
+
+use crate::bill::Part;
+use crate::step::autograd::{Edge, Gradient, Node};
+use crate::step::log::Event;
+use crate::step::shape::{Dim, Shape};
+use crate::step::tape::Tape;
+
+/// The element types in use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Dtype {
+    /// Boolean, one byte.
+    Bool,
+    /// Bytes.
+    U8,
+    /// 64-bit integers: token ids and labels.
+    I64,
+    /// IEEE half precision.
+    F16,
+    /// bfloat16.
+    Bf16,
+    /// Single precision.
+    F32,
+}
+
+impl Dtype {
+    /// Bytes per element.
+    #[must_use]
+    pub const fn bytes(self) -> u64 {
+        match self {
+            Self::Bool | Self::U8 => 1,
+            Self::F16 | Self::Bf16 => 2,
+            Self::F32 => 4,
+            Self::I64 => 8,
+        }
+    }
+
+    /// Whether gradients can be of this type.
+    #[must_use]
+    pub const fn is_floating(self) -> bool {
+        matches!(self, Self::F16 | Self::Bf16 | Self::F32)
+    }
+
+    /// Whether it is a 16-bit floating type.
+    #[must_use]
+    pub const fn is_half(self) -> bool {
+        matches!(self, Self::F16 | Self::Bf16)
+    }
+}
+
+/// Memory that tensors share. Dropping the last share frees it.
+#[derive(Debug)]
+pub(crate) struct Storage {
+    /// The number in the log; none for what a stopped recomputation would have made.
+    id: Option<u32>,
+    tape: Tape,
+}
+
+impl Storage {
+    pub(crate) fn new(id: Option<u32>, tape: &Tape) -> Self {
+        Self { id, tape: tape.clone() }
+    }
+}
+
+impl Drop for Storage {
+    fn drop(&mut self) {
+        if let Some(id) = self.id {
+            self.tape.0.log.push(Event::Free(id));
+        }
+    }
+}
+
+/// A trainable parameter's gradient and its place in the graph.
+#[derive(Debug)]
+pub(crate) struct Leaf {
+    pub(crate) id: u32,
+    pub(crate) accumulate: Rc<Node>,
+    pub(crate) grad: Rc<Gradient>,
+}
+
+#[derive(Debug)]
+struct Impl {
+    storage: Rc<Storage>,
+    shape: Shape,
+    dtype: Dtype,
+    grad_fn: Option<Edge>,
+    leaf: Option<Rc<Leaf>>,
+    view: bool,
+}
+
+/// A tensor. Cloning is another reference to the same impl, as assigning in Python is.
+#[derive(Clone, Debug)]
+pub struct Tensor(Rc<Impl>);
+
+impl Tensor {
+    pub(crate) fn new(storage: Rc<Storage>, shape: Shape, dtype: Dtype) -> Self {
+        Self(Rc::new(Impl { storage, shape, dtype, grad_fn: None, leaf: None, view: false }))
+    }
+
+    /// A trainable parameter of the model: a leaf that gathers a gradient.
+    #[must_use]
+    pub fn parameter(tape: &Tape, id: u32, shape: Shape, dtype: Dtype) -> Self {
+        let data = tape.empty(shape, dtype, Part::Weights, "parameter");
+        let grad: Rc<Gradient> = Rc::default();
+        let accumulate = Node::accumulate(grad.clone(), shape, dtype);
+        let leaf = Rc::new(Leaf { id, accumulate, grad });
+        Self(Rc::new(Impl { storage: data.0.storage.clone(), shape, dtype, grad_fn: None, leaf: Some(leaf), view: false }))
+    }
+
+    /// The same impl with a place in the graph. Only for outputs that nobody else holds yet.
+    pub(crate) fn with_grad_fn(self, node: &Rc<Node>, output: u8) -> Self {
+        let i = &self.0;
+        Self(Rc::new(Impl {
+            storage: i.storage.clone(),
+            shape: i.shape,
+            dtype: i.dtype,
+            grad_fn: Some(Edge { node: node.clone(), output }),
+            leaf: None,
+            view: i.view,
+        }))
+    }
+
+    /// The same storage under another shape, outside the graph.
+    pub(crate) fn alias(&self, shape: Shape) -> Self {
+        Self(Rc::new(Impl {
+            storage: self.0.storage.clone(),
+            shape,
+            dtype: self.0.dtype,
+            grad_fn: None,
+            leaf: None,
+            view: true,
+        }))
+    }
+
+    /// The same storage and shape, outside the graph.
+    #[must_use]
+    pub fn detached(&self) -> Self {
+        let i = &self.0;
+        Self(Rc::new(Impl {
+            storage: i.storage.clone(),
+            shape: i.shape,
+            dtype: i.dtype,
+            grad_fn: None,
+            leaf: None,
+            view: i.view,
+        }))
+    }
+
+    /// Sizes and strides.
+    #[must_use]
+    pub fn shape(&self) -> &Shape {
+        &self.0.shape
+    }
+
+    /// Dimension `i`.
+    #[must_use]
+    pub fn dim(&self, i: usize) -> Dim {
+        self.0.shape.dims()[i]
+    }
+
+    /// Element type.
+    #[must_use]
+    pub fn dtype(&self) -> Dtype {
+        self.0.dtype
+    }
+
+    /// Whether a gradient can flow to it.
+    #[must_use]
+    pub fn requires_grad(&self) -> bool {
+        self.0.grad_fn.is_some() || self.0.leaf.is_some()
+    }
+
+    pub(crate) fn leaf(&self) -> Option<&Rc<Leaf>> {
+        self.0.leaf.as_ref()
+    }
+
+    /// Where a gradient for it goes.
+    pub(crate) fn edge(&self) -> Option<Edge> {
+        match (&self.0.grad_fn, &self.0.leaf) {
+            (Some(edge), _) => Some(edge.clone()),
+            (None, Some(leaf)) => Some(Edge { node: leaf.accumulate.clone(), output: 0 }),
+            (None, None) => None,
+        }
+    }
+
+    pub(crate) fn storage_id(&self) -> Option<u32> {
+        self.0.storage.id
+    }
+
+    /// Whether the gradient engine may add into it: a plain tensor of which this is the only reference.
+    /// (`can_accumulate_inplace`, torch/csrc/autograd/input_buffer.cpp. A gradient that came through a view is never
+    /// added into: observed with PyTorch 2.15.)
+    pub(crate) fn can_be_added_into(&self) -> bool {
+        !self.0.view
+            && Rc::strong_count(&self.0) == 1
+            && Rc::strong_count(&self.0.storage) == 1
+            && self.0.shape.is_dense()
+    }
+
+    /// Whether this is the only reference to the impl.
+    pub(crate) fn is_sole_reference(&self) -> bool {
+        Rc::strong_count(&self.0) == 1
+    }
+}

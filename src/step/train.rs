@@ -1,0 +1,245 @@
+//! The training loop around the walk: build, two steps, what stays alive between them.
+//!
+//! The loop is the plain one of PyTorch's tutorials: batch, forward under autocast, backward, clip, step, `zero_grad`;
+//! the loss and the batch live until they are reassigned. The first step creates the optimizer's states, the second is
+//! the steady one.
+
+use crate::bill::{Instant, Part};
+use crate::model::family::{Built, Model, Run};
+use crate::plan::Framework;
+use crate::recipe::optimizer::Slots;
+use crate::recipe::{Precision, Recipe, ZeroGrad};
+use crate::step::autograd::backward;
+use crate::step::log::{Event, Mark, TensorInfo};
+use crate::step::shape::{Dim, Shape};
+use crate::step::tape::{Device, Tape};
+use crate::step::tensor::{Dtype, Tensor};
+
+/// The events of a walk and the storages they are about.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Walk {
+    /// In order.
+    pub events: Vec<Event>,
+    /// By number.
+    pub tensors: Vec<TensorInfo>,
+}
+
+/// Some tensor of the step exceeds what the arithmetic carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TooLarge;
+
+/// Walks `steps` steps of `recipe` on `model`. `precision` is a recipe whose dtypes are walked, not the rule of thumb.
+///
+/// # Errors
+/// [`TooLarge`] when a size passes 2⁵³ bytes.
+pub fn walk(
+    model: &dyn Model,
+    recipe: &Recipe,
+    precision: Precision,
+    device: Device,
+    framework: &Framework,
+    steps: u32,
+) -> Result<Walk, TooLarge> {
+    let tape = Tape::new(Device { workspace_kept: framework.workspace_kept(), ..device });
+    let weights = match precision {
+        Precision::PureBf16 | Precision::Bf16Master => Dtype::Bf16,
+        _ => Dtype::F32,
+    };
+    let built = model.build(&tape, weights);
+    let buffers: Vec<Tensor> = model
+        .buffers()
+        .into_iter()
+        .map(|n| tape.empty(Shape::new(&[Dim::plain(n)]), Dtype::F32, Part::Weights, "buffer"))
+        .collect();
+    let mut job = Loop::new(&tape, built.as_ref(), recipe, precision);
+    tape.empty_cache();
+    tape.mark(Mark::Base);
+    for _ in 0..steps {
+        job.step();
+    }
+    drop(job);
+    if tape.0.log.overflowed() {
+        return Err(TooLarge);
+    }
+    let (events, tensors) = tape.0.log.take();
+    // What is torn down after the last step belongs to no step.
+    drop(buffers);
+    drop(built);
+    tape.drop_workspaces();
+    Ok(Walk { events, tensors })
+}
+
+/// A job between steps.
+struct Loop<'a> {
+    tape: &'a Tape,
+    model: &'a dyn Built,
+    recipe: &'a Recipe,
+    precision: Precision,
+    run: Run,
+    slots: Slots,
+    /// Megatron-style FP32 master weights and main gradients.
+    master: Option<Master>,
+    /// The gradient scaler's scale and growth tracker, created at first use.
+    scaler: Option<[Tensor; 2]>,
+    batch: Option<(Tensor, Tensor)>,
+    loss: Option<Tensor>,
+    kept: Option<Tensor>,
+}
+
+struct Master {
+    weights: Vec<Tensor>,
+    /// Alive for the whole run; each backward adds into them.
+    _gradients: Vec<Tensor>,
+}
+
+impl<'a> Loop<'a> {
+    fn new(tape: &'a Tape, model: &'a dyn Built, recipe: &'a Recipe, precision: Precision) -> Self {
+        let master = (precision == Precision::Bf16Master).then(|| {
+            let of = |part: Part, op: &'static str| -> Vec<Tensor> {
+                model.weights().iter().map(|w| tape.empty(*w.shape(), Dtype::F32, part, op)).collect()
+            };
+            let weights = of(Part::States, "master weight");
+            for leaf in model.weights().iter().filter_map(Tensor::leaf) {
+                leaf.grad.handed_on.set(true);
+            }
+            Master { weights, _gradients: of(Part::Gradients, "main gradient") }
+        });
+        Self {
+            tape,
+            model,
+            recipe,
+            precision,
+            run: Run::new(tape, recipe),
+            slots: Slots::new(),
+            master,
+            scaler: None,
+            batch: None,
+            loss: None,
+            kept: None,
+        }
+    }
+
+    fn autocast(&self) -> Option<Dtype> {
+        match self.precision {
+            Precision::AmpBf16 => Some(Dtype::Bf16),
+            Precision::AmpFp16 => Some(Dtype::F16),
+            _ => None,
+        }
+    }
+
+    fn step(&mut self) {
+        let t = self.tape;
+        t.mark(Mark::Step);
+        // Micro-batches from the second on are alike.
+        for _ in 0..self.recipe.grad_accum.min(MAX_WALKED_MICRO_BATCHES) {
+            self.micro_batch();
+        }
+        t.enter(Instant::Step);
+        t.scope("optimizer", || self.update());
+        t.mark(Mark::StepEnd);
+        self.zero_grad();
+        t.mark(Mark::ZeroGradEnd);
+    }
+
+    fn micro_batch(&mut self) {
+        let t = self.tape;
+        t.enter(Instant::Forward);
+        t.mark(Mark::MicroBatch);
+        let shape = Shape::new(&[self.run.batch, self.run.seq]);
+        let batch = t.scope("batch", || {
+            let ids = t.empty(shape, Dtype::I64, Part::Activations, "token ids");
+            (ids, t.empty(shape, Dtype::I64, Part::Activations, "labels"))
+        });
+        self.batch = None;
+        t.mark(Mark::Inputs);
+        let mut logits = None;
+        let loss = t.with_autocast(self.autocast(), || {
+            let (loss, out) = self.model.forward(&self.run, &batch.0, &batch.1);
+            logits = Some(out);
+            loss
+        });
+        if self.recipe.keep_outputs {
+            self.kept = logits;
+        } else {
+            drop(logits);
+            self.kept = None;
+        }
+        self.loss = Some(loss);
+        self.batch = Some(batch);
+        t.mark(Mark::ForwardEnd);
+        t.scope("loss", || self.backward());
+        t.mark(Mark::BackwardEnd);
+    }
+
+    fn backward(&mut self) {
+        let t = self.tape;
+        if self.recipe.grad_accum > 1
+            && let Some(loss) = &self.loss
+        {
+            let divided = t.mul_scalar(loss);
+            self.loss = Some(divided);
+        }
+        let Some(loss) = self.loss.clone() else { return };
+        let scaled = if self.precision == Precision::AmpFp16 {
+            let scalar = |op: &'static str| t.empty(Shape::new(&[]), Dtype::F32, Part::States, op);
+            self.scaler.get_or_insert_with(|| [scalar("loss scale"), scalar("growth tracker")]);
+            t.mul_scalar(&loss)
+        } else {
+            loss
+        };
+        let seed = t.scalar(Dtype::F32, "seed gradient");
+        backward(t, &scaled, seed.clone());
+        drop(seed);
+    }
+
+    fn update(&mut self) {
+        let t = self.tape;
+        let unscale = self.precision == Precision::AmpFp16;
+        let mut found = Vec::new();
+        let scalar = |op: &'static str| t.scalar(Dtype::F32, op);
+        if unscale && self.recipe.clip_grad.is_some() {
+            found.extend([scalar("found inf"), scalar("found inf")]);
+        }
+        if self.recipe.clip_grad.is_some() {
+            self.clip();
+        }
+        t.mark(Mark::ClipEnd);
+        if unscale && found.is_empty() {
+            found.extend([scalar("found inf"), scalar("found inf")]);
+        }
+        match &self.master {
+            Some(master) => self.recipe.optimizer.step(t, &master.weights, &mut self.slots),
+            None => self.recipe.optimizer.step(t, self.model.weights(), &mut self.slots),
+        }
+        drop(found);
+    }
+
+    /// `clip_grad_norm_`: one norm per tensor, and their norm.
+    fn clip(&self) {
+        let t = self.tape;
+        let norms: Vec<Tensor> = self.model.weights().iter().map(|_| t.scalar(Dtype::F32, "gradient norm")).collect();
+        let stacked = t.temp(Shape::new(&[Dim::plain(norms.len() as u64)]), Dtype::F32, "gradient norms");
+        let total = t.scalar(Dtype::F32, "total norm");
+        drop(stacked);
+        drop(norms);
+        let factor = t.scalar(Dtype::F32, "clip factor");
+        drop(factor);
+        drop(total);
+    }
+
+    fn zero_grad(&mut self) {
+        if self.recipe.zero_grad == ZeroGrad::None {
+            for w in self.model.weights() {
+                if let Some(leaf) = w.leaf() {
+                    leaf.grad.tensor.take();
+                }
+            }
+        }
+        self.loss = None;
+        self.kept = None;
+        self.batch = None;
+    }
+}
+
+/// Micro-batches that are walked: the first finds no gradients, the second and every later one finds them.
+const MAX_WALKED_MICRO_BATCHES: u64 = 3;
