@@ -248,7 +248,6 @@ fn add_to_buffer(tape: &Tape, edge: &Edge, grad: Tensor) {
     buffer[slot] = Some(match buffer[slot].take() {
         None => grad,
         Some(old) if old.can_be_added_into() => old,
-        Some(_) if grad.can_be_added_into() => grad,
         Some(old) => {
             let shape = old.shape().ordered_like(&[*old.shape(), *grad.shape()]);
             let sum = tape.temp(shape, old.dtype(), "sum of gradients");

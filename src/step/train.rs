@@ -194,18 +194,15 @@ impl<'a> Loop<'a> {
 
     fn update(&mut self) {
         let t = self.tape;
-        let unscale = self.precision == Precision::AmpFp16;
-        let mut found = Vec::new();
-        let scalar = |op: &'static str| t.scalar(Dtype::F32, op);
-        if unscale && self.recipe.clip_grad.is_some() {
-            found.extend([scalar("found inf"), scalar("found inf")]);
-        }
+        let scaled = self.precision == Precision::AmpFp16;
+        let mut found = None;
         if self.recipe.clip_grad.is_some() {
+            found = scaled.then(|| self.unscale());
             self.clip();
+            t.mark(Mark::ClipEnd);
         }
-        t.mark(Mark::ClipEnd);
-        if unscale && found.is_empty() {
-            found.extend([scalar("found inf"), scalar("found inf")]);
+        if scaled && found.is_none() {
+            found = Some(self.unscale());
         }
         match &self.master {
             Some(master) => self.recipe.optimizer.step(t, &master.weights, &mut self.slots),
@@ -214,11 +211,31 @@ impl<'a> Loop<'a> {
         drop(found);
     }
 
-    /// `clip_grad_norm_`: one norm per tensor, and their norm.
-    fn clip(&self) {
+    /// `GradScaler.unscale_`: gradients are divided in place; what it found lives until `update`.
+    fn unscale(&self) -> Tensor {
         let t = self.tape;
-        let norms: Vec<Tensor> = self.model.weights().iter().map(|_| t.scalar(Dtype::F32, "gradient norm")).collect();
-        let stacked = t.temp(Shape::new(&[Dim::plain(norms.len() as u64)]), Dtype::F32, "gradient norms");
+        let inverse = t.scalar(Dtype::F32, "inverse scale");
+        let found = t.scalar(Dtype::F32, "found inf");
+        let kept = t.scalar(Dtype::F32, "found inf");
+        drop(found);
+        drop(inverse);
+        kept
+    }
+
+    /// `clip_grad_norm_`: one norm per tensor, and their norm; gradients are scaled in place.
+    fn clip(&self) {
+        /// Elements per block of a multi-tensor kernel.
+        const CHUNK: u64 = 65_536;
+        let t = self.tape;
+        let weights = self.model.weights();
+        let n = weights.len() as u64;
+        let chunks = weights.iter().map(|w| w.shape().numel().unwrap_or(0).div_ceil(CHUNK)).sum::<u64>();
+        let offsets = t.scratch(8 * (n + 1), "norm scratch");
+        let partial = t.scratch(4 * chunks, "norm scratch");
+        let norms: Vec<Tensor> = weights.iter().map(|_| t.scalar(Dtype::F32, "gradient norm")).collect();
+        drop(partial);
+        drop(offsets);
+        let stacked = t.temp(Shape::new(&[Dim::plain(n)]), Dtype::F32, "gradient norms");
         let total = t.scalar(Dtype::F32, "total norm");
         drop(stacked);
         drop(norms);

@@ -56,12 +56,12 @@ impl Run {
 /// RMSNorm written in Python, as in Llama: the mean square in FP32, the product with the weight in the input's dtype.
 pub(super) fn rms_norm(t: &Tape, x: &Tensor, weight: &Tensor) -> Tensor {
     let dtype = x.dtype();
-    let x = t.to(x, Dtype::F32);
+    let mut x = t.to(x, Dtype::F32);
     let variance = {
         let square = t.pow(&x);
         t.mean_last(&square)
     };
-    let normalised = {
+    x = {
         let rstd = {
             let shifted = t.add_scalar(&variance);
             t.rsqrt(&shifted)
@@ -69,10 +69,10 @@ pub(super) fn rms_norm(t: &Tape, x: &Tensor, weight: &Tensor) -> Tensor {
         t.mul(&x, &rstd)
     };
     let out = {
-        let cast = t.to(&normalised, dtype);
+        let cast = t.to(&x, dtype);
         t.mul(weight, &cast)
     };
-    drop(normalised);
+    drop(x);
     drop(variance);
     out
 }
@@ -142,47 +142,45 @@ fn repeat_kv(t: &Tape, x: &Tensor, heads: Dim) -> Tensor {
     t.reshape(&copy, &[b, heads, s, d])
 }
 
-/// Causal attention of q [b, a, s, d] over k, v [b, g, s, d]; returns [b, s, a·d].
+/// Causal attention of q [b, a, s, d] over k, v [b, g, s, d]; returns [b, s, a·d], and the probabilities where they are
+/// a tensor.
 pub(super) fn attend(
     run: &Run,
     (q, k, v): (&Tensor, &Tensor, &Tensor),
     mask: Option<&Tensor>,
     dropout: f64,
     width: Dim,
-) -> Tensor {
+) -> (Tensor, Option<Tensor>) {
     let t = &run.tape;
     let (b, a, s) = (q.dim(0), q.dim(1), q.dim(2));
-    let out = match run.attention {
+    let (out, probabilities) = match run.attention {
         AttentionPlan::Sdpa(forced) => {
             let out = t.sdpa(q, k, v, dropout, forced);
             let out = t.transpose(&out, 1, 2);
-            t.contiguous(&out)
+            (t.contiguous(&out), None)
         }
         AttentionPlan::Eager => {
             let k = repeat_kv(t, k, a);
             let v = repeat_kv(t, v, a);
-            let probabilities = {
+            let mut weights = {
                 let kt = t.transpose(&k, 2, 3);
-                let scores = {
-                    let raw = t.matmul4(q, &kt);
-                    t.mul_scalar(&raw)
-                };
-                let scores = match mask {
-                    Some(mask) => t.add(&scores, mask),
-                    None => scores,
-                };
-                let softmax = t.softmax_f32(&scores);
-                let cast = t.to(&softmax, q.dtype());
-                drop(softmax);
-                cast
+                let raw = t.matmul4(q, &kt);
+                t.mul_scalar(&raw)
             };
-            let probabilities = t.dropout(&probabilities, dropout);
-            let out = t.matmul4(&probabilities, &v);
+            if let Some(mask) = mask {
+                weights = t.add(&weights, mask);
+            }
+            weights = {
+                let softmax = t.softmax_f32(&weights);
+                t.to(&softmax, q.dtype())
+            };
+            weights = t.dropout(&weights, dropout);
+            let out = t.matmul4(&weights, &v);
             let out = t.transpose(&out, 1, 2);
-            t.contiguous(&out)
+            (t.contiguous(&out), Some(weights))
         }
     };
-    t.reshape(&out, &[b, s, width])
+    (t.reshape(&out, &[b, s, width]), probabilities)
 }
 
 /// The additive causal mask of eager attention, [b, 1, s, s] expanded to what broadcasts, in the hidden states' dtype

@@ -231,7 +231,7 @@ impl BuiltGpt2 {
         t.set_scope("embedding");
         hidden = t.dropout(&hidden, self.plan.embedding_dropout);
         for layer in &self.layers {
-            let call = Call { plan: self.plan.clone(), layer: layer.clone(), run: run.clone(), mask: mask.clone() };
+            let call = Call { plan: self.plan.clone(), layer: layer.clone(), run: run.clone(), mask: mask.clone(), _positions: positions.clone() };
             hidden = if run.checkpointed {
                 checkpointed(t, &hidden, move |_, x| call.run(x))
             } else {
@@ -255,13 +255,16 @@ struct Call {
     layer: Rc<Layer>,
     run: Run,
     mask: Option<Tensor>,
+    /// Passed to the layer, which does not use them; a checkpointed call keeps its arguments.
+    _positions: Tensor,
 }
 
 impl Call {
     fn run(&self, x: &Tensor) -> Tensor {
         let (t, w) = (&self.run.tape, &self.layer.0);
         let normed = t.scope("attention norm", || t.layer_norm(x, &w[0], &w[1]));
-        let attended = t.scope("attention", || self.attention(&normed));
+        // The probabilities live in `_` until the block returns.
+        let (attended, probabilities) = t.scope("attention", || self.attention(&normed));
         let hidden = t.scope("attention", || t.add(&attended, x));
         drop(normed);
         let normed = t.scope("mlp norm", || t.layer_norm(&hidden, &w[6], &w[7]));
@@ -270,6 +273,7 @@ impl Call {
         drop(normed);
         drop(hidden);
         drop(attended);
+        drop(probabilities);
         drop(fed);
         out
     }
@@ -285,7 +289,7 @@ impl Call {
         t.dropout(&hidden, self.plan.residual_dropout)
     }
 
-    fn attention(&self, x: &Tensor) -> Tensor {
+    fn attention(&self, x: &Tensor) -> (Tensor, Option<Tensor>) {
         let (t, w, p) = (&self.run.tape, &self.layer.0, &self.plan);
         let (b, s, h) = (self.run.batch, self.run.seq, p.h());
         let a = Dim::named(p.heads, Symbol::A);
@@ -298,20 +302,24 @@ impl Call {
                 t.transpose(&part, 1, 2)
             })
         };
-        let mut out = match self.run.attention {
+        let (mut out, probabilities) = match self.run.attention {
             AttentionPlan::Sdpa(forced) => {
                 let out = t.sdpa(&q, &k, &v, p.attention_dropout, forced);
-                t.contiguous(&t.transpose(&out, 1, 2))
+                (t.contiguous(&t.transpose(&out, 1, 2)), None)
             }
-            AttentionPlan::Eager => self.eager(&q, &k, &v),
+            AttentionPlan::Eager => {
+                let (out, weights) = self.eager(&q, &k, &v);
+                (out, Some(weights))
+            }
         };
         out = t.reshape(&out, &[b, s, h]);
         out = t.conv1d(&out, &w[4], &w[5]);
-        t.dropout(&out, p.residual_dropout)
+        out = t.dropout(&out, p.residual_dropout);
+        (out, probabilities)
     }
 
     /// Eager attention without an FP32 softmax of its own: autocast gives it one.
-    fn eager(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Tensor {
+    fn eager(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> (Tensor, Tensor) {
         let t = &self.run.tape;
         let mut weights = {
             let kt = t.transpose(k, 2, 3);
@@ -325,7 +333,7 @@ impl Call {
         weights = t.to(&weights, v.dtype());
         weights = t.dropout(&weights, self.plan.attention_dropout);
         let out = t.matmul4(&weights, v);
-        t.transpose(&out, 1, 2)
+        (t.transpose(&out, 1, 2), weights)
     }
 }
 

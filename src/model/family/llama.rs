@@ -330,6 +330,7 @@ impl BuiltDecoder {
                 cos: cos.clone(),
                 sin: sin.clone(),
                 mask: mask.clone(),
+                _positions: positions.clone(),
             };
             hidden = if run.checkpointed {
                 checkpointed(t, &hidden, move |_, x| call.run(x))
@@ -355,6 +356,8 @@ struct Call {
     cos: Tensor,
     sin: Tensor,
     mask: Option<Tensor>,
+    /// Passed to the layer, which does not use them; a checkpointed call keeps its arguments.
+    _positions: Tensor,
 }
 
 impl Call {
@@ -362,19 +365,20 @@ impl Call {
         let (t, w) = (&self.run.tape, &self.layer);
         let residual = x.clone();
         let normed = t.scope("attention norm", || w.norm(t, x, 16));
-        let attended = t.scope("attention", || self.attention(&normed));
+        // The probabilities live in `_` until the layer returns.
+        let (attended, probabilities) = t.scope("attention", || self.attention(&normed));
+        drop(normed);
         let hidden = t.scope("attention", || t.add(&residual, &attended));
         drop(attended);
-        drop(normed);
         drop(residual);
         let normed = t.scope("mlp norm", || w.norm(t, &hidden, 17));
         let fed = t.scope("mlp", || self.mlp(&normed));
         drop(normed);
-        t.scope("mlp", || {
-            let out = t.add(&hidden, &fed);
-            drop(fed);
-            out
-        })
+        let out = t.scope("mlp", || t.add(&hidden, &fed));
+        drop(fed);
+        drop(hidden);
+        drop(probabilities);
+        out
     }
 
     fn mlp(&self, x: &Tensor) -> Tensor {
@@ -390,7 +394,7 @@ impl Call {
         w.linear(t, &product, 14)
     }
 
-    fn attention(&self, x: &Tensor) -> Tensor {
+    fn attention(&self, x: &Tensor) -> (Tensor, Option<Tensor>) {
         let (t, w, p) = (&self.run.tape, &self.layer, &self.plan);
         let (b, s) = (self.run.batch, self.run.seq);
         let heads = |x: Tensor, n: Dim| t.reshape(&x, &[b, s, n, p.d()]);
@@ -414,10 +418,10 @@ impl Call {
             drop(k);
             rotated
         };
-        let out = attend(&self.run, (&q, &k, &v), self.mask.as_ref(), p.attention_dropout, p.q());
-        let projected = w.linear(t, &out, 6);
-        drop(out);
+        let (mut out, probabilities) =
+            attend(&self.run, (&q, &k, &v), self.mask.as_ref(), p.attention_dropout, p.q());
+        out = w.linear(t, &out, 6);
         drop((q, k, v));
-        projected
+        (out, probabilities)
     }
 }

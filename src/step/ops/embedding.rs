@@ -18,22 +18,52 @@ impl Tape {
         let (shape, dtype) = (*weight.shape(), weight.dtype());
         r.finish(out, move |t, g| {
             let (Some(_), Some(ids)) = (first(g), saved.unpack(t)) else { return vec![None] };
-            let grad = t.temp(shape, dtype, "grad of embedding");
-            t.embedding_sort(&ids, shape.dims()[1].n);
-            vec![Some(grad)]
+            vec![Some(t.embedding_grad(&ids, shape, dtype))]
         })
     }
 
-    /// Scratch of `embedding_dense_backward`: above 3,072 ids they are sorted first.
-    fn embedding_sort(&self, ids: &Tensor, _width: u64) {
-        let Some(n) = ids.shape().numel() else { return };
-        if n <= 3072 {
-            return;
+    /// `embedding_dense_backward`: a dense gradient. Above 3,072 ids they are sorted first and summed in segments
+    /// (ATen/native/cuda/Embedding.cu and EmbeddingBackwardKernel.cu).
+    fn embedding_grad(&self, ids: &Tensor, shape: Shape, dtype: Dtype) -> Tensor {
+        const SORT_ABOVE: u64 = 3072;
+        /// `NROWS_PER_THREAD`.
+        const ROWS_PER_PART: u64 = 10;
+        let n = ids.shape().numel().unwrap_or(0);
+        if n <= SORT_ABOVE {
+            return self.temp(shape, dtype, "grad of embedding");
         }
-        let flat = Shape::new(&[Dim::plain(n)]);
-        let sorted = self.temp(flat, Dtype::I64, "sorted ids");
-        let order = self.temp(flat, Dtype::I64, "order of ids");
-        drop(order);
-        drop(sorted);
+        let line = |n: u64, op: &'static str| self.temp(Shape::new(&[Dim::plain(n)]), Dtype::I64, op);
+        let sorted = line(n, "sorted ids");
+        let order = line(n, "order of ids");
+        {
+            let range = line(n, "range");
+            // CUB's radix sort of pairs: two further copies of keys and values, and its counters.
+            let sort = self.scratch(16 * n + 6655, "sort scratch");
+            drop(sort);
+            drop(range);
+        }
+        let grad = self.temp(shape, dtype, "grad of embedding");
+        let segments = n.min(shape.dims()[0].n);
+        let starts = line(n, "segment starts");
+        let count = line(1, "segment count");
+        {
+            let unused = line(n, "segment scratch");
+            let select = self.scratch(1279, "selection scratch");
+            drop(select);
+            drop(unused);
+        }
+        let parts_each = line(segments, "parts per segment");
+        let parts_start = line(segments, "part offsets");
+        {
+            let scan = self.scratch(1279, "scan scratch");
+            drop(scan);
+        }
+        let parts_count = line(1, "part count");
+        let parts = n / ROWS_PER_PART + segments;
+        let part_starts = line(parts, "part starts");
+        let partial = Shape::new(&[Dim::plain(parts), shape.dims()[1]]);
+        let partial = self.temp(partial, Dtype::F32, "partial sums of embedding gradient");
+        drop((partial, part_starts, parts_count, parts_start, parts_each, count, starts, order, sorted));
+        grad
     }
 }

@@ -57,7 +57,9 @@ impl Tape {
             let g = &t.reshape_raw(g, &[rows, features]);
             let (w, x) = (sw.unpack(t), sx.unpack(t));
             if x.is_some() {
-                out[1] = Some(t.product_out(wshape, g, "grad of weight"));
+                // The gradient of the transposed weight, transposed back: a view.
+                let grad = t.product_out(wshape, g, "grad of weight");
+                out[1] = Some(grad.alias(wshape));
             }
             if w.is_some() {
                 let grad = t.product_out(Shape::new(&[rows, last]), g, "grad of matmul input");
