@@ -151,6 +151,9 @@ impl Recorder {
     }
 }
 
+/// The scope whose backward still belongs to the loss's column of the bill.
+const LOSS: &str = "loss";
+
 /// A ready node; the latest-created one runs first.
 struct Ready(Rc<Node>);
 
@@ -185,6 +188,9 @@ fn run(tape: &Tape, root: Edge, grad: Tensor) {
     while let Some(Ready(node)) = ready.pop() {
         node.seen.set(false);
         let before = tape.set_scope(node.scope);
+        if node.scope != LOSS {
+            tape.leave_loss();
+        }
         let inputs: Grads = node.buffer.take();
         if let Some(gathers) = &node.gathers {
             let outputs = node.outputs.borrow();

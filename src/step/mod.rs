@@ -2,12 +2,14 @@
 //!
 //! [`tape`] runs the operations of [`ops`], which know what each allocates, saves and allocates again in backward;
 //! [`autograd`] runs backward in PyTorch's order; [`checkpoint`] drops and runs again; [`train`] is the loop around
-//! them. Families (in [`crate::model`]) say which operations run; optimizers (in [`crate::recipe`]) what a step adds.
+//! them; [`replay`] runs the list through the caching allocator, and [`readings`] are what a loop would have read. Families (in [`crate::model`]) say which operations run; optimizers (in [`crate::recipe`]) what a step adds.
 
 pub mod autograd;
 pub mod checkpoint;
 pub mod log;
 pub mod ops;
+pub mod readings;
+pub mod replay;
 pub mod shape;
 pub mod tape;
 pub mod tensor;

@@ -33,6 +33,7 @@ pub(crate) struct State {
     pub(crate) stopped: Cell<bool>,
     sequence: Cell<u64>,
     scope: Cell<&'static str>,
+    instant: Cell<Instant>,
     /// Whether this is the thread that runs backward: it has cuBLAS handles of its own.
     backward_thread: Cell<bool>,
     workspaces: RefCell<[Option<Tensor>; 2]>,
@@ -56,6 +57,7 @@ impl Tape {
             stopped: Cell::new(false),
             sequence: Cell::new(0),
             scope: Cell::new(""),
+            instant: Cell::new(Instant::Forward),
             backward_thread: Cell::new(false),
             workspaces: RefCell::default(),
         }))
@@ -99,7 +101,15 @@ impl Tape {
     }
 
     pub(crate) fn enter(&self, instant: Instant) {
+        self.0.instant.set(instant);
         self.0.log.push(Event::Enter(instant));
+    }
+
+    /// From the loss's backward to the layers'.
+    pub(crate) fn leave_loss(&self) {
+        if self.0.instant.get() == Instant::Loss {
+            self.enter(Instant::Backward);
+        }
     }
 
     pub(crate) fn empty_cache(&self) {

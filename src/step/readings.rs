@@ -1,0 +1,102 @@
+//! What a training loop would have read, with the names of the measured cases.
+
+use serde::{Deserialize, Serialize};
+
+use crate::units::Bytes;
+
+/// Readings of one optimizer step, in allocated bytes. Peaks are absolute and reset between phases; deltas lie between
+/// the ends of phases.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StepReadings {
+    /// Before the step.
+    pub base: Bytes,
+    /// The batch's own bytes, of the first micro-batch.
+    pub inputs: Bytes,
+    /// Forward's growth, batch included, of the first micro-batch.
+    pub forward_delta: i64,
+    /// Forward's peak, of the first micro-batch.
+    pub forward_peak: Bytes,
+    /// Backward's growth, of the first micro-batch.
+    pub backward_delta: i64,
+    /// Backward's peak, of the first micro-batch.
+    pub backward_peak: Bytes,
+    /// The optimizer step's growth.
+    pub step_delta: i64,
+    /// The optimizer step's peak, clipping included.
+    pub step_peak: Bytes,
+    /// After the optimizer step.
+    pub after_step: Bytes,
+    /// After `zero_grad` and the end of the loop's variables.
+    pub after_zero_grad: Bytes,
+    /// The gradients' own bytes.
+    pub grads: Bytes,
+    /// Reserved at the end.
+    pub reserved_end: Bytes,
+    /// Inactive split at the end.
+    pub inactive_split_end: Bytes,
+    /// Each walked micro-batch, when there are several.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub micro: Vec<MicroReadings>,
+}
+
+/// Readings of one micro-batch, in allocated bytes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MicroReadings {
+    /// Before it.
+    pub base: Bytes,
+    /// The batch's own bytes, beyond the batch that it replaces.
+    pub inputs: i64,
+    /// Forward's growth, batch included.
+    pub forward_delta: i64,
+    /// Forward's peak.
+    pub forward_peak: Bytes,
+    /// Backward's growth.
+    pub backward_delta: i64,
+    /// Backward's peak.
+    pub backward_peak: Bytes,
+    /// After it.
+    pub after_backward: Bytes,
+}
+
+/// Readings of a run: what exists before the first step, the first step, the steady one, and the run's maxima.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Readings {
+    /// Parameters, in requested bytes.
+    pub params: Bytes,
+    /// Buffers, in requested bytes.
+    pub buffers: Bytes,
+    /// Allocated after model and optimizer exist, the cache emptied.
+    pub base: Bytes,
+    /// Reserved at the same time.
+    pub base_reserved: Bytes,
+    /// The steps, in order: the first creates the optimizer's states.
+    pub steps: Vec<StepReadings>,
+    /// The optimizer's states after the last step, in requested bytes.
+    pub optimizer_state: Bytes,
+    /// The most requested at once.
+    pub max_requested: Bytes,
+    /// The most allocated at once.
+    pub max_allocated: Bytes,
+    /// The most reserved at once.
+    pub max_reserved: Bytes,
+    /// The most inactive split at once.
+    pub inactive_split_max: Bytes,
+    /// Segments at the end.
+    pub segments: u64,
+    /// Times that the cache was given back to make room.
+    pub num_alloc_retries: u64,
+}
+
+impl Readings {
+    /// The first step.
+    #[must_use]
+    pub fn first(&self) -> Option<&StepReadings> {
+        self.steps.first()
+    }
+
+    /// The last step, when there is more than one.
+    #[must_use]
+    pub fn steady(&self) -> Option<&StepReadings> {
+        self.steps.get(1..)?.last()
+    }
+}

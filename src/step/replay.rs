@@ -1,0 +1,213 @@
+//! The walk through the caching allocator: allocated and reserved memory, and whether a device of a size suffices.
+
+use crate::allocator::{Allocator, BlockId, Config, OutOfMemory};
+use crate::bill::{Instant, Part};
+use crate::step::log::{Event, Mark};
+use crate::step::readings::{MicroReadings, Readings, StepReadings};
+use crate::step::train::Walk;
+use crate::units::Bytes;
+
+/// The walk ran out of memory on a device of limited size.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Failure {
+    /// In which step; none while the model was built.
+    pub step: Option<u32>,
+    /// In which column of the bill.
+    pub instant: Instant,
+    /// The allocator's error.
+    pub error: OutOfMemory,
+}
+
+/// Replays `walk` on an allocator of `config`.
+///
+/// # Errors
+/// [`Failure`] where the device is too small.
+pub fn replay(walk: &Walk, config: &Config) -> Result<Readings, Box<Failure>> {
+    let mut run = Run {
+        walk,
+        allocator: Allocator::new(config),
+        blocks: vec![None; walk.tensors.len()],
+        parts: walk.tensors.iter().map(|t| t.part).collect(),
+        live: [0; 5],
+        out: Readings::default(),
+        instant: Instant::Forward,
+        last: Bytes::ZERO,
+    };
+    for event in &walk.events {
+        run.apply(*event)?;
+    }
+    run.note();
+    let stats = run.allocator.stats();
+    run.out.segments = stats.segments.current;
+    run.out.num_alloc_retries = stats.num_alloc_retries;
+    Ok(run.out)
+}
+
+struct Run<'a> {
+    walk: &'a Walk,
+    allocator: Allocator,
+    blocks: Vec<Option<BlockId>>,
+    parts: Vec<Part>,
+    /// Requested bytes per part.
+    live: [u64; 5],
+    out: Readings,
+    instant: Instant,
+    /// Allocated at the end of the last phase.
+    last: Bytes,
+}
+
+impl Run<'_> {
+    fn apply(&mut self, event: Event) -> Result<(), Box<Failure>> {
+        match event {
+            Event::Alloc(id) => {
+                let at = id as usize;
+                let info = &self.walk.tensors[at];
+                self.live[info.part as usize] += info.bytes.get();
+                if info.bytes == Bytes::ZERO {
+                    return Ok(());
+                }
+                let block = self.allocator.malloc(info.bytes.get(), 0).map_err(|error| {
+                    let step = u32::try_from(self.out.steps.len()).ok().and_then(|n| n.checked_sub(1));
+                    Box::new(Failure { step, instant: self.instant, error })
+                })?;
+                self.blocks[at] = Some(block);
+            }
+            Event::Free(id) => {
+                let at = id as usize;
+                self.live[self.parts[at] as usize] -= self.walk.tensors[at].bytes.get();
+                if let Some(block) = self.blocks[at].take() {
+                    self.allocator.free(block);
+                }
+            }
+            Event::Becomes(id, part) => {
+                let at = id as usize;
+                let bytes = self.walk.tensors[at].bytes.get();
+                self.live[self.parts[at] as usize] -= bytes;
+                self.live[part as usize] += bytes;
+                self.parts[at] = part;
+            }
+            Event::Enter(instant) => self.instant = instant,
+            Event::EmptyCache => self.allocator.empty_cache(),
+            Event::Mark(mark) => self.read(mark),
+        }
+        Ok(())
+    }
+
+    /// The peak of allocated memory since the last reset; keeps the run's maxima.
+    fn note(&mut self) -> Bytes {
+        let stats = self.allocator.stats();
+        let out = &mut self.out;
+        out.max_requested = out.max_requested.max(stats.requested.peak);
+        out.max_allocated = out.max_allocated.max(stats.allocated.peak);
+        out.max_reserved = out.max_reserved.max(stats.reserved.peak);
+        out.inactive_split_max = out.inactive_split_max.max(stats.inactive_split.peak);
+        stats.allocated.peak
+    }
+
+    fn reset(&mut self) {
+        self.note();
+        self.allocator.reset_peaks();
+    }
+
+    fn read(&mut self, mark: Mark) {
+        let now = self.allocator.stats().allocated.current;
+        let part = |live: &[u64; 5], p: Part| Bytes(live[p as usize]);
+        match mark {
+            Mark::Base => {
+                self.allocator.reset_peaks();
+                self.out.params = part(&self.live, Part::Weights);
+                self.out.base = now;
+                self.out.base_reserved = self.allocator.stats().reserved.current;
+            }
+            Mark::Step => {
+                self.reset();
+                self.out.steps.push(StepReadings { base: now, ..StepReadings::default() });
+            }
+            Mark::MicroBatch => {
+                self.reset();
+                self.last = now;
+                self.micro(|m| m.push(MicroReadings { base: now, ..MicroReadings::default() }));
+            }
+            Mark::Inputs => self.micro(|m| on_last(m, |m| m.inputs = difference(now, m.base))),
+            Mark::ForwardEnd => {
+                let peak = self.note();
+                self.reset();
+                self.last = now;
+                self.micro(|m| {
+                    on_last(m, |m| {
+                        m.forward_delta = difference(now, m.base);
+                        m.forward_peak = peak;
+                    });
+                });
+            }
+            Mark::BackwardEnd => {
+                let (peak, before) = (self.note(), self.last);
+                self.reset();
+                self.last = now;
+                self.micro(|m| {
+                    on_last(m, |m| {
+                        m.backward_delta = difference(now, before);
+                        m.backward_peak = peak;
+                        m.after_backward = now;
+                    });
+                });
+            }
+            Mark::ClipEnd => {}
+            Mark::StepEnd => {
+                let (peak, before) = (self.note(), self.last);
+                let grads = part(&self.live, Part::Gradients);
+                self.out.optimizer_state = part(&self.live, Part::States);
+                self.step(|s| {
+                    s.step_peak = peak;
+                    s.step_delta = difference(now, before);
+                    s.after_step = now;
+                    s.grads = grads;
+                });
+            }
+            Mark::ZeroGradEnd => {
+                let stats = self.allocator.stats();
+                self.step(|s| {
+                    s.after_zero_grad = now;
+                    s.reserved_end = stats.reserved.current;
+                    s.inactive_split_end = stats.inactive_split.current;
+                    close_micro(s);
+                });
+            }
+        }
+    }
+
+    fn step(&mut self, change: impl FnOnce(&mut StepReadings)) {
+        if let Some(step) = self.out.steps.last_mut() {
+            change(step);
+        }
+    }
+
+    fn micro(&mut self, change: impl FnOnce(&mut Vec<MicroReadings>)) {
+        self.step(|s| change(&mut s.micro));
+    }
+}
+
+fn on_last(micro: &mut [MicroReadings], change: impl FnOnce(&mut MicroReadings)) {
+    if let Some(last) = micro.last_mut() {
+        change(last);
+    }
+}
+
+/// The step's own forward and backward are those of its first micro-batch; a single one is not listed.
+fn close_micro(s: &mut StepReadings) {
+    if let Some(first) = s.micro.first() {
+        s.inputs = Bytes(u64::try_from(first.inputs).unwrap_or(0));
+        s.forward_delta = first.forward_delta;
+        s.forward_peak = first.forward_peak;
+        s.backward_delta = first.backward_delta;
+        s.backward_peak = first.backward_peak;
+    }
+    if s.micro.len() == 1 {
+        s.micro.clear();
+    }
+}
+
+/// `a - b`; sizes stay far below 2⁶³.
+fn difference(a: Bytes, b: Bytes) -> i64 {
+    i64::try_from(i128::from(a.get()) - i128::from(b.get())).unwrap_or(0)
+}
