@@ -1,27 +1,269 @@
-//! One call from a plan to everything that is shown: walk, bill, tiers, verdict, tree.
+//! One call from a plan to everything that is shown: walk, bill, tiers, readings.
 
 use serde::{Deserialize, Serialize};
 
-use crate::bill::{Bill, Tiers, TimelinePoint};
-use crate::issue::Issue;
-use crate::plan::Plan;
+use crate::allocator::{AllocConf, Config};
+use crate::bill::{
+    self, Bill, Cell, Column, Instant, Line, Part, PartBytes, Provenance, ProvenanceKind, Sources, Tier, Tiers,
+    TimelinePoint, modelled,
+};
+use crate::issue::{Issue, IssueKind};
+use crate::machine::{Capability, Hardware};
+use crate::model::{Model, ModelSource, ReadModel, presets, read_config};
+use crate::plan::{Framework, Plan};
+use crate::recipe::Precision;
+use crate::step::readings::Readings;
+use crate::step::replay::replay;
+use crate::step::tape::Device;
+use crate::step::train::{Walk, walk};
+use crate::units::Bytes;
 
 /// Everything that follows from a plan.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Estimate {
-    /// Five parts × instants of a steady step.
+    /// Five parts × instants of a steady step, in requested bytes.
     pub bill: Bill,
     /// Peaks per tier.
     pub tiers: Tiers,
-    /// The steady step, thinned to at most 512 points.
+    /// The steady step, thinned.
     pub timeline: Vec<TimelinePoint>,
+    /// What a loop would read; none in the rule-of-thumb mode.
+    pub readings: Option<Readings>,
+    /// What the estimate takes for granted that the plan does not say.
+    pub notes: Vec<Note>,
+    /// Unique parameters, tied ones once.
+    pub parameters: u64,
 }
 
-/// Walks the plan's step and reads everything off it.
+/// Something that a reader of the figures should know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Note {
+    /// The config describes a model of several parts; only its text part is counted.
+    TextPartOnly,
+    /// No compute capability is known: kernels are chosen as on 8.0.
+    CapabilityAssumed,
+    /// The rule of thumb counts weights, gradients and states alone.
+    RuleOfThumb,
+    /// Steps with more micro-batches than are walked: the further ones are as the last one walked.
+    MicroBatchesAlike,
+}
+
+/// A plan whose model has been read and whose recipe has been checked.
+#[derive(Debug)]
+pub struct Job {
+    /// The model.
+    pub model: Box<dyn Model>,
+    /// Whether only the text part of a larger model is counted.
+    pub text_part_only: bool,
+    /// The device's properties that kernels look at.
+    pub device: Device,
+    /// Whether they are assumed.
+    pub capability_assumed: bool,
+    /// The machine.
+    pub hardware: Hardware,
+    /// The parsed allocator settings.
+    pub alloc_conf: AllocConf,
+}
+
+impl Job {
+    /// Reads and checks `plan`.
+    ///
+    /// # Errors
+    /// Every issue of the plan, one per field.
+    pub fn of(plan: &Plan) -> Result<Self, Vec<Issue>> {
+        let mut issues = plan.recipe.issues();
+        let model = read_model(&plan.model).map_err(|found| issues.extend(found)).ok();
+        let hardware = plan.machine.resolve().map_err(|found| issues.extend(found)).ok();
+        let alloc_conf = alloc_conf(&plan.framework).map_err(|found| issues.extend(found)).ok();
+        if let Some(read) = &model {
+            issues.extend(read.model.refusals(&plan.recipe));
+        }
+        match (model, hardware, alloc_conf) {
+            (Some(read), Some(hardware), Some(alloc_conf)) if issues.is_empty() => {
+                let (device, capability_assumed) = device(hardware.capability);
+                let ReadModel { model, text_part_only } = read;
+                Ok(Self { model, text_part_only, device, capability_assumed, hardware, alloc_conf })
+            }
+            _ => Err(issues),
+        }
+    }
+
+    /// Walks two steps: the first creates the optimizer's states, the second is the steady one.
+    ///
+    /// # Errors
+    /// [`IssueKind::TooLarge`] when a tensor exceeds what the arithmetic carries.
+    pub fn walk(&self, plan: &Plan, precision: Precision) -> Result<Walk, Vec<Issue>> {
+        walk(self.model.as_ref(), &plan.recipe, precision, self.device, &plan.framework, 2)
+            .map_err(|_| vec![Issue::new("recipe", IssueKind::TooLarge)])
+    }
+}
+
+/// The model of a plan: a preset's config, or the user's.
+///
+/// # Errors
+/// Every issue of the config, one per field; a preset that does not exist.
+pub fn read_model(source: &ModelSource) -> Result<ReadModel, Vec<Issue>> {
+    match source {
+        ModelSource::Config(config) => read_config(config),
+        ModelSource::Preset(name) => {
+            let preset = presets::find(name).map_err(|kind| vec![Issue::new("model.preset", kind)])?;
+            read_config(&preset.config)
+        }
+    }
+}
+
+fn alloc_conf(framework: &Framework) -> Result<AllocConf, Vec<Issue>> {
+    let text = framework.alloc_conf.as_deref().unwrap_or_default();
+    AllocConf::parse(text, framework.pytorch).map_err(|found| {
+        found
+            .into_iter()
+            .map(|issue| {
+                let kind = IssueKind::NotA {
+                    expected: format!("a setting that PyTorch {} accepts", framework.pytorch),
+                    found: issue.to_string(),
+                };
+                Issue::new("framework.alloc_conf", kind)
+            })
+            .collect()
+    })
+}
+
+/// The properties of a device of this compute capability, and whether the capability is assumed.
+///
+/// The multiprocessor counts are those of the generation's common cards (CUDA device properties as PyTorch prints
+/// them): A100 108, RTX 3090 82, RTX 4090 128, H100 132, B200 148, T4 40, V100 80, RTX 5090 170. They size some
+/// kernels' scratch, nothing else.
+#[must_use]
+pub fn device(capability: Option<Capability>) -> (Device, bool) {
+    let known = capability.map(|c| u32::from(c.0) * 10 + u32::from(c.1));
+    let sm = known.unwrap_or(80);
+    let multiprocessors = match sm {
+        0..=74 => 80,
+        75..=79 => 40,
+        86..=88 => 82,
+        89 => 128,
+        90 => 132,
+        100..=109 => 148,
+        120.. => 170,
+        _ => 108,
+    };
+    (Device { sm, multiprocessors, workspace_kept: false }, known.is_none())
+}
+
+/// Walks the plan's step, replays it through the caching allocator and reads everything off it. A plan without a
+/// precision is walked as [`Precision::AmpBf16`]; the decision looks at the candidates.
 ///
 /// # Errors
 /// Every issue of the plan, one per field.
 pub fn estimate(plan: &Plan) -> Result<Estimate, Vec<Issue>> {
-    let _ = plan;
-    Err(Vec::new())
+    let job = Job::of(plan)?;
+    let precision = plan.recipe.precision.unwrap_or(Precision::AmpBf16);
+    let parameters = parameter_count(job.model.as_ref());
+    if precision == Precision::RuleOfThumb {
+        return Ok(rule_of_thumb(parameters));
+    }
+    let walk = job.walk(plan, precision)?;
+    let config = Config { alloc_conf: job.alloc_conf.clone(), ..Config::new(plan.framework.pytorch) };
+    // Without a limit nothing can fail, save a request beyond what PyTorch itself accepts.
+    let readings = replay(&walk, &config).map_err(|_| vec![Issue::new("recipe", IssueKind::TooLarge)])?;
+    let sources = sources(plan);
+    let bill = bill::bill(&walk, job.model.symbols(&plan.recipe), &sources);
+    let tiers = tiers(&readings, &job.hardware, plan);
+    let mut notes = Vec::new();
+    if job.text_part_only {
+        notes.push(Note::TextPartOnly);
+    }
+    if job.capability_assumed {
+        notes.push(Note::CapabilityAssumed);
+    }
+    if plan.recipe.grad_accum > crate::step::train::MAX_WALKED_MICRO_BATCHES {
+        notes.push(Note::MicroBatchesAlike);
+    }
+    Ok(Estimate { bill, tiers, timeline: bill::timeline(&walk), readings: Some(readings), notes, parameters })
+}
+
+/// Unique parameters, tied ones once.
+#[must_use]
+pub fn parameter_count(model: &dyn Model) -> u64 {
+    model.parameters().iter().filter_map(|p| p.shape.numel()).sum()
+}
+
+fn sources(plan: &Plan) -> Sources {
+    let Framework { pytorch, transformers, .. } = &plan.framework;
+    Sources {
+        weights: Provenance { kind: ProvenanceKind::Exact, source: "sizes of the parameters, from the config".into() },
+        states: modelled(format!("torch.optim, PyTorch {pytorch}")),
+        autograd: modelled(format!("PyTorch {pytorch} eager, transformers {transformers}")),
+    }
+}
+
+fn tiers(readings: &Readings, hardware: &Hardware, plan: &Plan) -> Tiers {
+    let replayed = modelled(format!("caching allocator of PyTorch {}, replayed", plan.framework.pytorch));
+    let reserved = Tier { peak_bytes: readings.max_reserved, provenance: replayed.clone() };
+    let process = hardware.context.as_ref().and_then(|context| {
+        Some(Tier {
+            peak_bytes: reserved.peak_bytes.checked_add(context.bytes)?,
+            provenance: Provenance {
+                kind: ProvenanceKind::Assumed,
+                source: format!("reserved, and a context of {:#}: {}", context.bytes, context.provenance.source),
+            },
+        })
+    });
+    Tiers {
+        requested: Tier {
+            peak_bytes: readings.max_requested,
+            provenance: modelled("sizes of the tensors alive at once"),
+        },
+        allocated: Tier { peak_bytes: readings.max_allocated, provenance: replayed },
+        reserved: Some(reserved),
+        process,
+    }
+}
+
+/// The articles' rule of thumb: parameters × (2 + 2 + 8) bytes, whatever the framework would hold. Activations and
+/// buffers are not counted, and nothing is known of what an allocator reserves.
+#[must_use]
+pub fn rule_of_thumb(parameters: u64) -> Estimate {
+    let rule = Provenance {
+        kind: ProvenanceKind::Assumed,
+        source: "rule of thumb: 2 B of weights, 2 B of gradients, 8 B of Adam states per parameter".into(),
+    };
+    let of = |part: Part| -> (u64, &'static str) {
+        match part {
+            Part::Weights => (2, "weights in 16 bits"),
+            Part::Gradients => (2, "gradients in 16 bits"),
+            Part::States => (8, "two FP32 moments"),
+            Part::Activations | Part::Temporary => (0, ""),
+        }
+    };
+    let cell = |part: Part| {
+        let (each, label) = of(part);
+        let bytes = Bytes(parameters.saturating_mul(each));
+        let line = Line {
+            label: format!("rule of thumb: {label}"),
+            count: 1,
+            formula: format!("{each} B × P"),
+            numbers: format!("{each} B × {parameters}"),
+            bytes,
+            provenance: rule.clone(),
+        };
+        Cell { part, bytes, lines: if each == 0 { Vec::new() } else { vec![line] } }
+    };
+    let parts = PartBytes(Part::ALL.map(|p| cell(p).bytes));
+    let column = |instant| Column { instant, parts, cells: Part::ALL.map(cell).into() };
+    let tier = Tier { peak_bytes: parts.total(), provenance: rule.clone() };
+    Estimate {
+        bill: Bill {
+            columns: Instant::ALL.map(column).into(),
+            binding: Instant::Step,
+            symbols: vec![("P".into(), parameters)],
+        },
+        tiers: Tiers { requested: tier.clone(), allocated: tier, reserved: None, process: None },
+        timeline: Vec::new(),
+        readings: None,
+        notes: vec![Note::RuleOfThumb],
+        parameters,
+    }
 }

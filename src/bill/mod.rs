@@ -1,8 +1,12 @@
 //! The bill: five parts × instants, the binding instant, and the tiers.
 
+mod build;
+
 use serde::{Deserialize, Serialize};
 
 use crate::units::Bytes;
+
+pub use build::{MAX_TIMELINE_POINTS, Sources, bill, modelled, timeline};
 
 /// What a byte is for, in order of lifetime, longest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

@@ -39,7 +39,10 @@ pub struct ReadModel {
 pub fn read_config(config: &Map<String, Value>) -> Result<ReadModel, Vec<Issue>> {
     if let Some(Value::Object(text)) = config.get("text_config") {
         let inner = read_config(text).map_err(|issues| {
-            issues.into_iter().map(|i| Issue::new(i.field.replacen("config.", "config.text_config.", 1), i.kind)).collect::<Vec<_>>()
+            issues
+                .into_iter()
+                .map(|i| Issue::new(i.field.replacen("config.", "config.text_config.", 1), i.kind))
+                .collect::<Vec<_>>()
         })?;
         return Ok(ReadModel { text_part_only: true, ..inner });
     }
@@ -66,10 +69,9 @@ fn find_family(config: &Map<String, Value>) -> Result<&'static Family, Vec<Issue
                 _ => Ok(family),
             }
         }
-        (None, Some(class)) => Family::ALL
-            .iter()
-            .find(|f| f.architecture == class)
-            .ok_or_else(|| unknown("config.architectures", class)),
+        (None, Some(class)) => {
+            Family::ALL.iter().find(|f| f.architecture == class).ok_or_else(|| unknown("config.architectures", class))
+        }
         (None, None) => Err(vec![Issue::new(
             "config.model_type",
             IssueKind::Missing { expected: "the model's family, such as llama".into() },

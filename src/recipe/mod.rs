@@ -1,9 +1,11 @@
 //! How the model is trained: precision, optimizer, attention, checkpointing, batch.
 
+mod limits;
 pub mod optimizer;
 
 use serde::{Deserialize, Serialize};
 
+pub use limits::{MAX_GRAD_ACCUM, MAX_MICRO_BATCH, MAX_SEQ_LEN};
 pub use optimizer::{Optimizer, OptimizerImpl, OptimizerName};
 
 /// A training recipe for one GPU. Field names and values are those of the reference cases.

@@ -118,11 +118,7 @@ impl Recorder {
 
     /// Ends the operation: `out` gets its place in the graph.
     #[must_use]
-    pub fn finish(
-        self,
-        out: Tensor,
-        apply: impl FnMut(&Tape, &[Option<Tensor>]) -> Grads + 'static,
-    ) -> Tensor {
+    pub fn finish(self, out: Tensor, apply: impl FnMut(&Tape, &[Option<Tensor>]) -> Grads + 'static) -> Tensor {
         match self.node {
             None => out,
             Some(node) => {

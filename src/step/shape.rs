@@ -35,19 +35,8 @@ pub enum Symbol {
 }
 
 impl Symbol {
-    const ALL: [Self; 11] = [
-        Self::B,
-        Self::S,
-        Self::H,
-        Self::F,
-        Self::A,
-        Self::G,
-        Self::D,
-        Self::Q,
-        Self::K,
-        Self::V,
-        Self::P,
-    ];
+    const ALL: [Self; 11] =
+        [Self::B, Self::S, Self::H, Self::F, Self::A, Self::G, Self::D, Self::Q, Self::K, Self::V, Self::P];
 
     /// The letter in formulas.
     #[must_use]
@@ -285,8 +274,7 @@ impl Shape {
         let (mut old_n, mut new_n) = (1u64, 1u64);
         for i in (0..self.rank()).rev() {
             old_n = old_n.checked_mul(self.dims[i].n)?;
-            let ends = i == 0
-                || (self.dims[i - 1].n != 1 && self.strides[i - 1] != old_n.checked_mul(chunk_stride)?);
+            let ends = i == 0 || (self.dims[i - 1].n != 1 && self.strides[i - 1] != old_n.checked_mul(chunk_stride)?);
             if ends {
                 while view > 0 && (new_n < old_n || out.dims[view - 1].n == 1) {
                     view -= 1;

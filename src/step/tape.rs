@@ -72,8 +72,7 @@ impl Tape {
     /// A new tensor, contiguous unless `shape` says otherwise, outside the graph.
     #[must_use]
     pub fn empty(&self, shape: Shape, dtype: Dtype, part: Part, op: &'static str) -> Tensor {
-        let id =
-            (!self.0.stopped.get()).then(|| self.0.log.alloc(&shape, dtype.bytes(), part, self.0.scope.get(), op));
+        let id = (!self.0.stopped.get()).then(|| self.0.log.alloc(&shape, dtype.bytes(), part, self.0.scope.get(), op));
         Tensor::new(Rc::new(Storage::new(id, self)), shape, dtype)
     }
 

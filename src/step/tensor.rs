@@ -107,7 +107,14 @@ impl Tensor {
         let grad: Rc<Gradient> = Rc::default();
         let accumulate = Node::accumulate(grad.clone(), shape, dtype);
         let leaf = Rc::new(Leaf { id, accumulate, grad });
-        Self(Rc::new(Impl { storage: data.0.storage.clone(), shape, dtype, grad_fn: None, leaf: Some(leaf), view: false }))
+        Self(Rc::new(Impl {
+            storage: data.0.storage.clone(),
+            shape,
+            dtype,
+            grad_fn: None,
+            leaf: Some(leaf),
+            view: false,
+        }))
     }
 
     /// The same impl with a place in the graph. Only for outputs that nobody else holds yet.

@@ -259,4 +259,4 @@ impl<'a> Loop<'a> {
 }
 
 /// Micro-batches that are walked: the first finds no gradients, the second and every later one finds them.
-const MAX_WALKED_MICRO_BATCHES: u64 = 3;
+pub const MAX_WALKED_MICRO_BATCHES: u64 = 3;

@@ -1,5 +1,6 @@
 //! The floating-point operations of a token.
 
+use crate::estimate::read_model;
 use crate::plan::Plan;
 use crate::recipe::{Attention, Checkpointing, Recipe};
 
@@ -20,8 +21,17 @@ impl Work {
     /// The work of a plan's model.
     #[must_use]
     pub fn of(plan: &Plan) -> Option<Self> {
-        let _ = plan;
-        None
+        let read = read_model(&plan.model).ok()?;
+        let dimensions = read.model.dimensions();
+        let parameters = read.model.parameters();
+        let count =
+            |all: bool| parameters.iter().filter(|p| all || !p.lookup_only).filter_map(|p| p.shape.numel()).sum();
+        Some(Self {
+            parameters: count(true),
+            product_parameters: count(false),
+            layers: dimensions.layers,
+            query_width: dimensions.query_width,
+        })
     }
 
     /// The formula, its value, and the formula with the numbers in it.

@@ -185,7 +185,8 @@ impl Model for Gpt2 {
                 (0..self.layers).map(|_| Rc::new(Layer(self.layer_shapes().map(|s| all.add(s))))).collect();
             tape.set_scope("final norm");
             let norm = [all.add(vector(self.h())), all.add(vector(self.h()))];
-            Box::new(BuiltGpt2 { plan: Rc::new(self.clone()), wte, wpe, layers, norm, weights: all.finish() }) as Box<dyn Built>
+            Box::new(BuiltGpt2 { plan: Rc::new(self.clone()), wte, wpe, layers, norm, weights: all.finish() })
+                as Box<dyn Built>
         })
     }
 }
@@ -231,12 +232,15 @@ impl BuiltGpt2 {
         t.set_scope("embedding");
         hidden = t.dropout(&hidden, self.plan.embedding_dropout);
         for layer in &self.layers {
-            let call = Call { plan: self.plan.clone(), layer: layer.clone(), run: run.clone(), mask: mask.clone(), _positions: positions.clone() };
-            hidden = if run.checkpointed {
-                checkpointed(t, &hidden, move |_, x| call.run(x))
-            } else {
-                call.run(&hidden)
+            let call = Call {
+                plan: self.plan.clone(),
+                layer: layer.clone(),
+                run: run.clone(),
+                mask: mask.clone(),
+                _positions: positions.clone(),
             };
+            hidden =
+                if run.checkpointed { checkpointed(t, &hidden, move |_, x| call.run(x)) } else { call.run(&hidden) };
         }
         t.set_scope("final norm");
         hidden = t.layer_norm(&hidden, &self.norm[0], &self.norm[1]);

@@ -61,8 +61,7 @@ pub(super) fn read_mistral(config: &Map<String, Value>) -> Result<Box<dyn Model>
 
 /// `Qwen2Config`: biases on q, k and v alone.
 pub(super) fn read_qwen2(config: &Map<String, Value>) -> Result<Box<dyn Model>, Vec<Issue>> {
-    let defaults =
-        Defaults { kv_heads: Some(32), head: None, qkv_bias: Some(true), qk_norm: false, window: None };
+    let defaults = Defaults { kv_heads: Some(32), head: None, qkv_bias: Some(true), qk_norm: false, window: None };
     read("qwen2", config, &defaults)
 }
 
@@ -109,7 +108,9 @@ fn read(family: &'static str, config: &Map<String, Value>, or: &Defaults) -> Res
     }
     let window = match family {
         "mistral" => f.nullable("sliding_window", or.window, MAX_DIMENSION),
-        "qwen2" | "qwen3" if f.flag("use_sliding_window", false) => f.nullable("sliding_window", Some(4096), MAX_DIMENSION),
+        "qwen2" | "qwen3" if f.flag("use_sliding_window", false) => {
+            f.nullable("sliding_window", Some(4096), MAX_DIMENSION)
+        }
         _ => None,
     };
     let decoder = Decoder {
@@ -284,7 +285,8 @@ impl Model for Decoder {
             let norm = all.add(vector(self.h()));
             tape.set_scope("head");
             let head = if self.tied { embed.clone() } else { all.add(matrix(self.v(), self.h())) };
-            Box::new(BuiltDecoder { plan: Rc::new(self.clone()), embed, layers, norm, head, weights: all.finish() }) as Box<dyn Built>
+            Box::new(BuiltDecoder { plan: Rc::new(self.clone()), embed, layers, norm, head, weights: all.finish() })
+                as Box<dyn Built>
         })
     }
 }
@@ -332,11 +334,8 @@ impl BuiltDecoder {
                 mask: mask.clone(),
                 _positions: positions.clone(),
             };
-            hidden = if run.checkpointed {
-                checkpointed(t, &hidden, move |_, x| call.run(x))
-            } else {
-                call.run(&hidden)
-            };
+            hidden =
+                if run.checkpointed { checkpointed(t, &hidden, move |_, x| call.run(x)) } else { call.run(&hidden) };
         }
         let out = t.scope("final norm", || rms_norm(t, &hidden, &self.norm));
         drop(hidden);
@@ -418,8 +417,7 @@ impl Call {
             drop(k);
             rotated
         };
-        let (mut out, probabilities) =
-            attend(&self.run, (&q, &k, &v), self.mask.as_ref(), p.attention_dropout, p.q());
+        let (mut out, probabilities) = attend(&self.run, (&q, &k, &v), self.mask.as_ref(), p.attention_dropout, p.q());
         out = w.linear(t, &out, 6);
         drop((q, k, v));
         (out, probabilities)

@@ -1,11 +1,11 @@
 //! Adam and AdamW of `torch.optim`: two states in the weights' dtype, created at the first step.
 
+use crate::bill::Part;
 use crate::recipe::OptimizerImpl;
 use crate::recipe::optimizer::{Slots, state_like};
 use crate::step::shape::Shape;
 use crate::step::tape::Tape;
 use crate::step::tensor::{Dtype, Tensor};
-use crate::bill::Part;
 
 /// One step over `params` (torch/optim/adam.py, 2.15).
 ///

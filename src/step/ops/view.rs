@@ -54,9 +54,7 @@ impl Tape {
         let r = Recorder::begin(self, &[x]);
         let whole = *x.shape();
         let out = x.alias(x.shape().narrowed(i, part));
-        r.finish(out, move |t, g| {
-            vec![first(g).map(|g| t.temp(whole.contiguous(), g.dtype(), "grad of slice"))]
-        })
+        r.finish(out, move |t, g| vec![first(g).map(|g| t.temp(whole.contiguous(), g.dtype(), "grad of slice"))])
     }
 
     /// `x.split(part, dim=i)` into `n` equal views; the backward joins the gradients in one tensor.
@@ -69,8 +67,7 @@ impl Tape {
         r.finish_many(outs, move |t, g| {
             // Absent gradients are zeros of the part's sizes; then one concatenation.
             let shape = whole.narrowed(i, part).contiguous();
-            let zeros: Vec<Tensor> =
-                g.iter().filter(|g| g.is_none()).map(|_| t.temp(shape, dtype, "zeros")).collect();
+            let zeros: Vec<Tensor> = g.iter().filter(|g| g.is_none()).map(|_| t.temp(shape, dtype, "zeros")).collect();
             let out = t.temp(whole.contiguous(), dtype, "grad of split");
             drop(zeros);
             vec![Some(out)]
@@ -85,10 +82,7 @@ impl Tape {
         let (da, db) = (a.dim(i), b.dim(i));
         r.finish(out, move |_, g| {
             let g = first(g);
-            vec![
-                g.map(|g| g.alias(g.shape().narrowed(i, da))),
-                g.map(|g| g.alias(g.shape().narrowed(i, db))),
-            ]
+            vec![g.map(|g| g.alias(g.shape().narrowed(i, da))), g.map(|g| g.alias(g.shape().narrowed(i, db)))]
         })
     }
 

@@ -1,0 +1,140 @@
+//! Laws of the walk, and the walk against recorded steps.
+
+use proptest::prelude::*;
+use vram_budget::bill::{Instant, Part};
+use vram_budget::estimate::{Job, estimate};
+use vram_budget::model::ModelSource;
+use vram_budget::plan::{Framework, PLAN_VERSION, Plan, Policy};
+use vram_budget::recipe::{Attention, Checkpointing, Optimizer, OptimizerImpl, OptimizerName, Precision, Recipe};
+use vram_budget::step::log::Event;
+
+fn plan(config: serde_json::Value, recipe: Recipe) -> Plan {
+    let serde_json::Value::Object(config) = config else { unreachable!("a config is an object") };
+    Plan {
+        version: PLAN_VERSION,
+        model: ModelSource::Config(config),
+        recipe,
+        machine: Default::default(),
+        framework: Framework::default(),
+        policy: Policy::default(),
+    }
+}
+
+fn llama(layers: u64, hidden: u64) -> serde_json::Value {
+    serde_json::json!({
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 1000, "hidden_size": hidden,
+        "intermediate_size": 2 * hidden + 64, "num_hidden_layers": layers, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "max_position_embeddings": 4096
+    })
+}
+
+fn gpt2(layers: u64, hidden: u64) -> serde_json::Value {
+    serde_json::json!({
+        "model_type": "gpt2", "vocab_size": 1000, "n_embd": hidden, "n_layer": layers, "n_head": 4, "n_positions": 1024
+    })
+}
+
+prop_compose! {
+    fn any_recipe()(
+        precision in prop::sample::select(Precision::ALL.into_iter().filter(|p| *p != Precision::RuleOfThumb).collect::<Vec<_>>()),
+        eager in any::<bool>(),
+        full in any::<bool>(),
+        implementation in prop::sample::select(vec![OptimizerImpl::Foreach, OptimizerImpl::Fused, OptimizerImpl::Forloop]),
+        micro_batch in 1u64..4,
+        seq in 1u64..9,
+        grad_accum in 1u64..4,
+    ) -> Recipe {
+        Recipe {
+            precision: Some(precision),
+            optimizer: Optimizer { name: OptimizerName::AdamW, implementation: Some(implementation), momentum: 0.0 },
+            attention: Some(if eager { Attention::Eager } else { Attention::Sdpa }),
+            checkpointing: if full { Checkpointing::Full } else { Checkpointing::None },
+            micro_batch,
+            seq_len: seq * 40,
+            grad_accum,
+            ..Recipe::default()
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    /// Every storage is allocated once and freed at most once, and a free follows its allocation.
+    #[test]
+    fn nothing_is_freed_twice(recipe in any_recipe(), gpt in any::<bool>(), layers in 1u64..4) {
+        let config = if gpt { gpt2(layers, 64) } else { llama(layers, 64) };
+        let plan = plan(config, recipe);
+        let walk = Job::of(&plan).unwrap().walk(&plan, plan.recipe.precision.unwrap()).unwrap();
+        let mut state = vec![0u8; walk.tensors.len()];
+        for event in &walk.events {
+            match event {
+                Event::Alloc(id) => { prop_assert_eq!(state[*id as usize], 0); state[*id as usize] = 1; }
+                Event::Free(id) => { prop_assert_eq!(state[*id as usize], 1); state[*id as usize] = 2; }
+                Event::Becomes(id, _) => prop_assert_eq!(state[*id as usize], 1),
+                _ => {}
+            }
+        }
+    }
+
+    /// The cells of each column add up to it, each cell's lines add up to the cell, and no column exceeds the peak.
+    #[test]
+    fn the_bill_adds_up(recipe in any_recipe(), gpt in any::<bool>()) {
+        let plan = plan(if gpt { gpt2(2, 64) } else { llama(2, 64) }, recipe);
+        let estimate = estimate(&plan).unwrap();
+        for column in &estimate.bill.columns {
+            for (cell, part) in column.cells.iter().zip(Part::ALL) {
+                prop_assert_eq!(cell.part, part);
+                prop_assert_eq!(cell.bytes, column.parts.get(part));
+                prop_assert_eq!(cell.lines.iter().map(|l| l.bytes).sum::<vram_budget::units::Bytes>(), cell.bytes);
+            }
+            prop_assert!(column.parts.total() <= estimate.tiers.requested.peak_bytes);
+        }
+        prop_assert!(estimate.tiers.requested.peak_bytes <= estimate.tiers.allocated.peak_bytes);
+        prop_assert!(estimate.tiers.allocated.peak_bytes <= estimate.tiers.reserved.as_ref().unwrap().peak_bytes);
+        prop_assert!(estimate.timeline.len() <= vram_budget::bill::MAX_TIMELINE_POINTS);
+    }
+
+    /// More batch, more tokens, more layers, more width: never less at any instant.
+    #[test]
+    fn more_never_needs_less(recipe in any_recipe(), gpt in any::<bool>()) {
+        let make = |layers, hidden| if gpt { gpt2(layers, hidden) } else { llama(layers, hidden) };
+        let of = |p: &Plan| estimate(p).unwrap().bill.columns.iter().map(|c| c.parts.total()).collect::<Vec<_>>();
+        let small = of(&plan(make(2, 64), recipe.clone()));
+        let larger = [
+            plan(make(3, 64), recipe.clone()),
+            plan(make(2, 128), recipe.clone()),
+            plan(make(2, 64), Recipe { micro_batch: recipe.micro_batch + 1, ..recipe.clone() }),
+            plan(make(2, 64), Recipe { seq_len: recipe.seq_len + 40, ..recipe.clone() }),
+        ];
+        for (i, larger) in larger.iter().enumerate() {
+            for (a, b) in small.iter().zip(of(larger)) {
+                prop_assert!(*a <= b, "change {}: {} > {}", i, a, b);
+            }
+        }
+    }
+
+    /// Checkpointing never raises what is alive when forward ends.
+    #[test]
+    fn checkpointing_never_raises_the_end_of_forward(recipe in any_recipe(), gpt in any::<bool>()) {
+        let end = |checkpointing| {
+            let recipe = Recipe { checkpointing, grad_accum: 1, ..recipe.clone() };
+            let plan = plan(if gpt { gpt2(3, 64) } else { llama(3, 64) }, recipe);
+            let readings = estimate(&plan).unwrap().readings.unwrap();
+            readings.steady().unwrap().forward_delta
+        };
+        prop_assert!(end(Checkpointing::Full) <= end(Checkpointing::None));
+    }
+}
+
+#[test]
+fn every_instant_of_a_step_has_a_column() {
+    let plan = plan(llama(2, 64), Recipe::default());
+    let bill = estimate(&plan).unwrap().bill;
+    assert_eq!(bill.columns.iter().map(|c| c.instant).collect::<Vec<_>>(), Instant::ALL);
+    for instant in Instant::ALL {
+        assert!(bill.column(instant).parts.get(Part::Weights).get() > 0);
+    }
+    assert!(bill.column(Instant::Step).parts.get(Part::Gradients).get() > 0);
+    assert!(bill.column(Instant::Forward).parts.get(Part::Activations).get() > 0);
+}
