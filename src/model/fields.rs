@@ -122,7 +122,7 @@ impl<'a> Fields<'a> {
 
     /// Complains unless `value` is a multiple of `by`.
     pub fn divides(&mut self, name: &str, value: u64, by_field: &str, by: u64) {
-        if by == 0 || value % by != 0 {
+        if by == 0 || !value.is_multiple_of(by) {
             self.complain(name, IssueKind::NotDivisible { value, by_field: format!("config.{by_field}"), by });
         }
     }

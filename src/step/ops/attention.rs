@@ -34,7 +34,7 @@ impl SdpaPath {
     #[must_use]
     pub fn choose(device: &Device, shape: AttentionShape) -> Self {
         let half = shape.dtype.is_half();
-        if half && matches!(device.sm, 90 | 100) && shape.head <= 128 && shape.head % 8 == 0 {
+        if half && matches!(device.sm, 90 | 100) && shape.head <= 128 && shape.head.is_multiple_of(8) {
             Self::Cudnn
         } else if half && device.sm >= 80 && shape.head <= 256 && !shape.mask {
             Self::Flash
