@@ -29,7 +29,7 @@ pub struct AllocConf {
     /// `per_process_memory_fraction`, in force from the start.
     pub per_process_memory_fraction: Option<f64>,
     /// Divisions of each power-of-two interval; 0: sizes are rounded to 512 bytes.
-    roundup_power2_divisions: [u16; INTERVALS],
+    roundup_power2_divisions: [u32; INTERVALS],
 }
 
 impl Default for AllocConf {
@@ -62,7 +62,7 @@ impl AllocConf {
     }
 
     /// The divisions of the interval that `n` (not 0) lies in.
-    pub(super) fn divisions_for(&self, n: u64) -> u16 {
+    pub(super) fn divisions_for(&self, n: u64) -> u32 {
         let interval = n.ilog2().saturating_sub(MIB.ilog2()) as usize;
         self.roundup_power2_divisions[interval.min(INTERVALS - 1)]
     }

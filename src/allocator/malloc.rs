@@ -59,7 +59,7 @@ impl Allocator {
             let refused = if size < oversize {
                 found.size >= oversize
             } else {
-                found.size >= size + self.conf.max_non_split_rounding
+                found.size >= size.saturating_add(self.conf.max_non_split_rounding)
             };
             if refused {
                 return None;

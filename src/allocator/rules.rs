@@ -1,6 +1,6 @@
 //! What changed between PyTorch versions, as data: one row per change.
 //!
-//! Every row was found by driving the released allocator of 2.1.2, 2.2.2, 2.4.1, 2.6.0, 2.9.1, 2.10.0, 2.11.0, 2.12.0
+//! Rows marked `run` were found by driving the released allocator of 2.1.2, 2.2.2, 2.4.1, 2.6.0, 2.9.1, 2.10.0, 2.11.0, 2.12.0
 //! and 2.15.0 over a stand-in device that only counts bytes. Versions between two of these were not run: a change that
 //! happened between them is dated to the later one (a quirk of one release alone ends with it), and [`Standing`] says
 //! which versions are a guess in this way.
@@ -66,8 +66,10 @@ pub struct Rules {
     pub full_fraction_is_no_limit: bool,
     /// Private pools use expandable segments too.
     pub expandable_in_private_pools: bool,
-    /// The least `max_split_size_mb`.
-    pub min_max_split_mib: u64,
+    /// Whole numbers in the settings are read into 32 bits.
+    pub reads_32_bit_numbers: bool,
+    /// The least `max_split_size_mb`. `None`: that of `large_segment_size_mb`.
+    pub min_max_split_mib: Option<u64>,
 }
 
 /// One change of rules.
@@ -83,7 +85,7 @@ pub struct Change {
 }
 
 /// All changes, oldest first.
-pub const CHANGES: [Change; 10] = [
+pub const CHANGES: [Change; 12] = [
     Change {
         since: Version(2, 4),
         what: "roundup_power2_divisions of 1 means rounding to 512 bytes",
@@ -97,6 +99,12 @@ pub const CHANGES: [Change; 10] = [
         apply: |r| r.expandable_in_private_pools = true,
     },
     Change {
+        since: Version(2, 9),
+        what: "whole numbers in the settings are read into 64 bits",
+        source: "read: c10/core/AllocatorConfig.h, stoull where there was stoi",
+        apply: |r| r.reads_32_bit_numbers = false,
+    },
+    Change {
         since: Version(2, 10),
         what: "`>` in a divisions list starts after the last listed interval",
         source: "run: 2.9.1 and 2.10.0 differ on [256:1,512:2,1024:4,>:8] at 1100 MiB",
@@ -106,13 +114,19 @@ pub const CHANGES: [Change; 10] = [
         since: Version(2, 10),
         what: "max_split_size_mb may be 20 (before, it had to be more)",
         source: "run: 2.9.1 refuses 20, 2.10.0 accepts it",
-        apply: |r| r.min_max_split_mib = 20,
+        apply: |r| r.min_max_split_mib = Some(20),
     },
     Change {
         since: Version(2, 10),
         what: "a memory fraction of 1 sets no limit",
         source: "read in the sources of late 2024 and early 2026; the exact version is not known",
         apply: |r| r.full_fraction_is_no_limit = true,
+    },
+    Change {
+        since: Version(2, 11),
+        what: "max_split_size_mb may be as small as large_segment_size_mb",
+        source: "read: c10/core/AllocatorConfig.cpp, with the key large_segment_size_mb",
+        apply: |r| r.min_max_split_mib = None,
     },
     Change {
         since: Version(2, 12),
@@ -157,7 +171,8 @@ impl Rules {
         fraction_rounds: false,
         full_fraction_is_no_limit: false,
         expandable_in_private_pools: false,
-        min_max_split_mib: 21,
+        reads_32_bit_numbers: true,
+        min_max_split_mib: Some(21),
     };
 
     /// The rules of `version`: every change up to it, in order.

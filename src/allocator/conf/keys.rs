@@ -41,7 +41,7 @@ const fn key(name: &'static str, kind: Kind, since: Version) -> Key {
 /// All keys of PyTorch 1.10 to 2.15. Source: the texts of the released libraries; a key first seen in 2.6, 2.9, 2.10,
 /// 2.11, 2.12 or 2.15 may have come in an unseen version just before. (The pinned-memory keys `max_round_threshold`
 /// and `max_cached_size` of 2.15 were seen in snapshots only, not as keys, and are therefore not listed.)
-pub(super) const KEYS: [Key; 20] = [
+pub(super) const KEYS: [Key; 21] = [
     key("max_split_size_mb", Kind::MaxSplitSize, Version(1, 10)),
     key("roundup_power2_divisions", Kind::RoundupDivisions, Version(1, 12)),
     Key {
@@ -67,6 +67,7 @@ pub(super) const KEYS: [Key; 20] = [
     key("large_segment_size_mb", Kind::LargeSegmentSize, Version(2, 11)),
     // Rejects before cudaMalloc when over the fraction.
     key("throw_on_cudamalloc_oom", Kind::FalseOnly, Version(2, 12)),
+    key("pinned_free_catch_all", Kind::NoEffectBool, Version(2, 12)),
     key("expandable_segments_reserve", Kind::NotModelled, Version(2, 15)),
     key("expandable_segments_reserve_by_class", Kind::NotModelled, Version(2, 15)),
 ];

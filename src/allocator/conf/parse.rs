@@ -2,12 +2,12 @@
 
 use super::keys::{self, Key, Kind};
 use super::{AllocConf, ConfIssue, ConfProblem, INTERVALS, Rules};
-use crate::allocator::LARGE_BUFFER;
+use crate::allocator::{LARGE_BUFFER, MIN_LARGE_ALLOC};
 use crate::plan::Version;
 use crate::units::MIB;
 
-/// PyTorch reads whole numbers into 32 bits.
-const MAX_NUMBER: u64 = i32::MAX as u64;
+/// The largest segment size taken here, in MiB: a TiB, beyond any device.
+const MAX_SEGMENT_MIB: u64 = 1 << 20;
 
 pub(super) fn parse(text: &str, version: Version, rules: &Rules) -> Result<AllocConf, Vec<ConfIssue>> {
     let tokens = tokens(text);
@@ -112,11 +112,18 @@ impl Parser<'_> {
         self.expect(":")?;
         match key.kind {
             Kind::MaxSplitSize => {
-                let mib = self.number(self.rules.min_max_split_mib)?;
-                self.conf.max_split_size = Some(mib * MIB);
+                // From 2.11 on that of the segments, as far as the text has said by here.
+                let least = self.rules.min_max_split_mib.unwrap_or(self.conf.large_segment_size / MIB);
+                self.conf.max_split_size = Some(self.number(least, u64::MAX)?.min(u64::MAX / MIB) * MIB);
             }
-            Kind::MaxNonSplitRounding => self.conf.max_non_split_rounding = self.number(LARGE_BUFFER / MIB)? * MIB,
-            Kind::LargeSegmentSize => self.conf.large_segment_size = self.number(LARGE_BUFFER / MIB)? * MIB,
+            Kind::MaxNonSplitRounding => {
+                let mib = self.number(LARGE_BUFFER / MIB, u64::MAX)?;
+                self.conf.max_non_split_rounding = mib.min(u64::MAX / MIB) * MIB;
+            }
+            Kind::LargeSegmentSize => {
+                let mib = self.number(MIN_LARGE_ALLOC / MIB + 1, MAX_SEGMENT_MIB)?;
+                self.conf.large_segment_size = mib * MIB;
+            }
             Kind::RoundupDivisions => self.divisions()?,
             Kind::GarbageCollectionThreshold => {
                 let share = self.real("a number above 0 and below 1", |t| t > 0.0 && t < 1.0)?;
@@ -139,7 +146,7 @@ impl Parser<'_> {
                 self.boolean()?;
             }
             Kind::NoEffectNumber => {
-                self.number(0)?;
+                self.number(0, u64::MAX)?;
             }
             Kind::FalseOnly => {
                 if self.boolean()? {
@@ -159,18 +166,24 @@ impl Parser<'_> {
         }
     }
 
-    fn number(&mut self, least: u64) -> Result<u64, ConfProblem> {
-        let expected = format!("a whole number from {least} to {MAX_NUMBER}");
+    /// A whole number; like PyTorch, without regard to what follows its digits in the same word.
+    fn number(&mut self, least: u64, most: u64) -> Result<u64, ConfProblem> {
+        // Up to 2.8 these were read into 32 bits.
+        let most = most.min(if self.rules.reads_32_bit_numbers { i32::MAX as u64 } else { u64::MAX });
+        let expected = match most {
+            u64::MAX => format!("a whole number from {least}"),
+            _ => format!("a whole number from {least} to {most}"),
+        };
         let found = self.word(&expected)?;
-        match found.parse() {
-            Ok(n) if (least..=MAX_NUMBER).contains(&n) => Ok(n),
+        match digits(&found, false).parse() {
+            Ok(n) if (least..=most).contains(&n) => Ok(n),
             _ => Err(ConfProblem::Value { expected, found }),
         }
     }
 
     fn real(&mut self, expected: &str, accepted: impl Fn(f64) -> bool) -> Result<f64, ConfProblem> {
         let found = self.word(expected)?;
-        match found.parse() {
+        match digits(&found, true).parse() {
             Ok(x) if accepted(x) => Ok(x),
             _ => Err(ConfProblem::Value { expected: expected.into(), found }),
         }
@@ -213,7 +226,7 @@ impl Parser<'_> {
 
     /// Sets one interval of a list, or with `None` (`>`) all that follow the last listed one. The first listed value
     /// also holds for all smaller intervals; intervals between listed ones keep 0.
-    fn fill(&mut self, interval: Option<usize>, last: Option<usize>, n: u16) {
+    fn fill(&mut self, interval: Option<usize>, last: Option<usize>, n: u32) {
         let all = &mut self.conf.roundup_power2_divisions;
         match (interval, last) {
             (Some(i), None) => all[..=i].fill(n),
@@ -223,11 +236,17 @@ impl Parser<'_> {
         }
     }
 
-    fn power_of_two(&mut self, expected: &str, zero: bool) -> Result<u16, ConfProblem> {
+    fn power_of_two(&mut self, expected: &str, zero: bool) -> Result<u32, ConfProblem> {
         let found = self.word(expected)?;
-        match found.parse::<u16>() {
+        match digits(&found, false).parse::<u32>() {
             Ok(n) if n.is_power_of_two() || (zero && n == 0) => Ok(n),
             _ => Err(ConfProblem::Value { expected: expected.into(), found }),
         }
     }
+}
+
+/// The word's leading digits, with a decimal point or without.
+fn digits(word: &str, point: bool) -> &str {
+    let end = word.find(|c: char| !(c.is_ascii_digit() || (point && c == '.'))).unwrap_or(word.len());
+    &word[..end]
 }

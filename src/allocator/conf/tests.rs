@@ -35,6 +35,19 @@ fn settings_are_read() {
 }
 
 #[test]
+fn numbers_are_read_as_pytorch_reads_them() {
+    // What follows the digits does not matter to it.
+    assert_eq!(parsed("max_split_size_mb:128MB").max_split_size, Some(128 * MIB));
+    assert_eq!(parsed("garbage_collection_threshold:0.8f").garbage_collection_threshold, Some(0.8));
+    assert_eq!(parsed("max_split_size_mb:99999999999999999").max_split_size, Some(u64::MAX / MIB * MIB));
+    assert_eq!(
+        refused("max_split_size_mb:99999999999", Version(2, 8)),
+        "`max_split_size_mb` takes a whole number from 21 to 2147483647, not `99999999999`"
+    );
+    assert_eq!(parsed("large_segment_size_mb:12,max_split_size_mb:12").max_split_size, Some(12 * MIB));
+}
+
+#[test]
 fn division_lists_fill_below_the_first_and_after_the_last() {
     let text = "roundup_power2_divisions:[256:1,1024:4,>:8]";
     let at = |conf: &AllocConf, mib: u64| conf.divisions_for(mib * MIB);
@@ -56,12 +69,10 @@ fn refusals_say_what_is_accepted() {
         ),
         ("expandable_segments:true", "`expandable_segments` takes `True` or `False`, not `true`"),
         ("expandable_segments", "`expandable_segments`: the text ends where `:` belongs"),
-        ("max_split_size_mb:19", "`max_split_size_mb` takes a whole number from 20 to 2147483647, not `19`"),
-        ("max_split_size_mb:-1", "`max_split_size_mb` takes a whole number from 20 to 2147483647, not `-1`"),
-        (
-            "max_split_size_mb:99999999999",
-            "`max_split_size_mb` takes a whole number from 20 to 2147483647, not `99999999999`",
-        ),
+        ("max_split_size_mb:19", "`max_split_size_mb` takes a whole number from 20, not `19`"),
+        ("max_split_size_mb:-1", "`max_split_size_mb` takes a whole number from 20, not `-1`"),
+        ("large_segment_size_mb:10", "`large_segment_size_mb` takes a whole number from 11 to 1048576, not `10`"),
+        ("large_segment_size_mb:40,max_split_size_mb:30", "`max_split_size_mb` takes a whole number from 40, not `30`"),
         ("max_split_size:64", "`max_split_size` is not an allocator setting; did you mean `max_split_size_mb`?"),
         ("roundup_power2_divisions:3", "`roundup_power2_divisions` takes divisions that are a power of two, not `3`"),
         ("roundup_power2_divisions:[256:1", "`roundup_power2_divisions`: the text ends where `,` belongs"),

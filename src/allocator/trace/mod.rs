@@ -113,3 +113,14 @@ pub enum TraceError {
         problem: String,
     },
 }
+
+impl TraceError {
+    /// The index of the event that is wrong, if it is one.
+    #[must_use]
+    pub fn event(&self) -> Option<usize> {
+        match self {
+            Self::Event { index, .. } => Some(*index),
+            _ => None,
+        }
+    }
+}
