@@ -3,5 +3,10 @@
 #![allow(clippy::disallowed_methods, reason = "tests read their data files")]
 
 mod data;
+mod differential;
+mod driver;
+mod hostile;
+mod laws;
+mod scripts;
 mod traces;
 mod vectors;
