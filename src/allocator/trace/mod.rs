@@ -9,7 +9,7 @@ mod tests;
 use serde::{Deserialize, Serialize};
 
 pub use replay::{Moment, Outcome, replay};
-pub use report::{Figures, PeakFigures, Report, SegmentListing};
+pub use report::{Difference, Figures, PeakFigures, Report, SegmentListing};
 
 use crate::plan::Version;
 use crate::units::Bytes;
@@ -28,7 +28,7 @@ pub struct Trace {
     /// What happened.
     pub events: Vec<Event>,
     /// Where the recording has figures, in order.
-    pub checkpoints: Vec<CheckpointRequest>,
+    pub checkpoints: Vec<Checkpoint>,
     /// How many slots the events use.
     pub(super) slots: u32,
 }
@@ -75,13 +75,45 @@ pub enum Event {
     ReleasePool(u64),
 }
 
-/// A point of the recording that has figures.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct CheckpointRequest {
+/// A point of the recording that has figures, or where figures are wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Checkpoint {
     /// The event right before it.
     pub after_event: usize,
     /// Whether segments are listed there.
     pub segments: bool,
+    /// What the recording says.
+    pub recorded: RecordedFigures,
+}
+
+/// A recording's figures; `None` where it has none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RecordedFigures {
+    /// `memory_allocated`.
+    pub allocated: Option<Bytes>,
+    /// Bytes asked for, of active blocks.
+    pub requested: Option<Bytes>,
+    /// Allocated, or freed and waiting for another stream.
+    pub active: Option<Bytes>,
+    /// `memory_reserved`.
+    pub reserved: Option<Bytes>,
+    /// Free blocks in segments that are in use.
+    pub inactive_split: Option<Bytes>,
+}
+
+impl Trace {
+    /// Asks for figures after every `n`-th event too.
+    pub fn check_every(&mut self, n: core::num::NonZeroUsize) {
+        let known = self.checkpoints.len();
+        let every = (n.get() - 1..self.events.len()).step_by(n.get());
+        for after_event in every {
+            if self.checkpoints[..known].binary_search_by_key(&after_event, |c| c.after_event).is_err() {
+                let recorded = RecordedFigures::default();
+                self.checkpoints.push(Checkpoint { after_event, segments: false, recorded });
+            }
+        }
+        self.checkpoints.sort_by_key(|c| c.after_event);
+    }
 }
 
 /// Why a trace cannot be read or replayed.

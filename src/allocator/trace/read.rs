@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 use serde::de::{DeserializeSeed, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
-use super::{CheckpointRequest, Event, Slot, Trace, TraceError};
+use super::{Checkpoint, Event, RecordedFigures, Slot, Trace, TraceError};
 use crate::allocator::MAX_REQUEST;
 use crate::plan::Version;
 use crate::units::{Bytes, MAX_DOCUMENT_BYTES, MIB};
@@ -132,6 +132,16 @@ struct RawCheckpoint<'a> {
     #[serde(borrow)]
     after_event: Option<Scalar<'a>>,
     segments: Option<IgnoredAny>,
+    #[serde(borrow)]
+    allocated: Option<Scalar<'a>>,
+    #[serde(borrow)]
+    requested: Option<Scalar<'a>>,
+    #[serde(borrow)]
+    active: Option<Scalar<'a>>,
+    #[serde(borrow)]
+    reserved: Option<Scalar<'a>>,
+    #[serde(borrow)]
+    inactive_split: Option<Scalar<'a>>,
 }
 
 /// What is known about an id.
@@ -151,7 +161,7 @@ struct Reader<'a> {
     total: Option<Bytes>,
     pytorch: Option<Version>,
     events: Option<Vec<Event>>,
-    checkpoints: Vec<CheckpointRequest>,
+    checkpoints: Vec<Checkpoint>,
     ids: BTreeMap<Cow<'a, str>, Id>,
     slots: u32,
     vacant: Vec<Slot>,
@@ -357,22 +367,36 @@ impl<'de> Reader<'de> {
     }
 
     fn checkpoint(&mut self, index: usize, raw: RawCheckpoint<'de>) -> Result<(), TraceError> {
-        let after_event = match raw.after_event {
-            Some(Scalar::Whole(n)) => usize::try_from(n).ok(),
-            _ => None,
+        let whole = |field: &str, value: Option<Scalar<'_>>| match value {
+            None => Ok(None),
+            Some(Scalar::Whole(n)) => Ok(Some(n)),
+            Some(other) => {
+                let problem = format!("{other} is not a whole number");
+                Err(TraceError::Field { field: format!("checkpoints[{index}].{field}"), problem })
+            }
         };
-        let Some(after_event) = after_event else {
-            let problem = "is missing or not a whole number".into();
-            return Err(TraceError::Field { field: format!("checkpoints[{index}].after_event"), problem });
+        let bytes = |field: &str, value| Ok(whole(field, value)?.map(Bytes));
+        let recorded = RecordedFigures {
+            allocated: bytes("allocated", raw.allocated)?,
+            requested: bytes("requested", raw.requested)?,
+            active: bytes("active", raw.active)?,
+            reserved: bytes("reserved", raw.reserved)?,
+            inactive_split: bytes("inactive_split", raw.inactive_split)?,
         };
-        self.checkpoints.push(CheckpointRequest { after_event, segments: raw.segments.is_some() });
+        let Some(after_event) = whole("after_event", raw.after_event)? else {
+            let field = format!("checkpoints[{index}].after_event");
+            return Err(TraceError::Field { field, problem: "is missing".into() });
+        };
+        // More than the machine can count is certainly past the last event.
+        let after_event = usize::try_from(after_event).unwrap_or(usize::MAX);
+        self.checkpoints.push(Checkpoint { after_event, segments: raw.segments.is_some(), recorded });
         Ok(())
     }
 
     fn finish(mut self) -> Result<Trace, TraceError> {
         let field = |field: &str, problem: String| Err(TraceError::Field { field: field.into(), problem });
         let Some(events) = self.events else { return field("events", "is missing".into()) };
-        self.checkpoints.sort_unstable();
+        self.checkpoints.sort_by_key(|c| c.after_event);
         if let Some(last) = self.checkpoints.last().filter(|c| c.after_event >= events.len()) {
             return field("checkpoints", format!("after_event {} of {} events", last.after_event, events.len()));
         }

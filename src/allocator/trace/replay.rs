@@ -1,13 +1,13 @@
 //! Drives an [`Allocator`] with a trace's events.
 
-use super::{CheckpointRequest, Event, Trace, TraceError};
+use super::{Checkpoint, Event, Trace, TraceError};
 use crate::allocator::{Allocator, BlockId, Config, OutOfMemory, PrivatePoolError};
 
 /// A point of a replay that one may want to look at.
 #[derive(Clone, Copy, Debug)]
 pub enum Moment {
     /// The trace has a checkpoint here.
-    Checkpoint(CheckpointRequest),
+    Checkpoint(Checkpoint),
     /// This event's allocation failed; the replay goes on, and ignores what the trace does with it.
     OutOfMemory(usize, OutOfMemory),
 }

@@ -2,7 +2,7 @@
 
 use serde::{Serialize, Serializer};
 
-use super::{CheckpointRequest, Moment, Outcome, Trace, TraceError, replay};
+use super::{Checkpoint, Moment, Outcome, RecordedFigures, Trace, TraceError, replay};
 use crate::allocator::{Allocator, BlockState, Config, OutOfMemory, SegmentView};
 use crate::plan::Version;
 use crate::units::Bytes;
@@ -150,7 +150,7 @@ impl Report {
             }
         };
         let outcome = replay(trace, config, |moment, allocator| {
-            if let Moment::Checkpoint(CheckpointRequest { after_event, segments }) = moment {
+            if let Moment::Checkpoint(Checkpoint { after_event, segments, .. }) = moment {
                 let mut figures = Figures::new(Some(after_event), allocator);
                 if segments {
                     list(&mut figures, allocator);
@@ -179,5 +179,41 @@ impl Report {
                 inactive_split: stats.inactive_split.peak,
             },
         })
+    }
+}
+
+/// A figure that a replay and the recording disagree on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Difference {
+    /// Where.
+    pub after_event: usize,
+    /// The figure's name.
+    pub figure: &'static str,
+    /// What the recording says.
+    pub recorded: Bytes,
+    /// What the replay found.
+    pub replayed: Bytes,
+}
+
+impl Report {
+    /// Where this replay of `trace` and its recording disagree. Under the settings, device and version of the
+    /// recording that is a wrong rule or a recording that is not whole; under others it is what they change.
+    #[must_use]
+    pub fn differences(&self, trace: &Trace) -> Vec<Difference> {
+        let at = |found: &Figures, Checkpoint { after_event, recorded, .. }: Checkpoint| {
+            let RecordedFigures { allocated, requested, active, reserved, inactive_split } = recorded;
+            let pairs = [
+                ("allocated", allocated, found.allocated),
+                ("requested", requested, found.requested),
+                ("active", active, found.active),
+                ("reserved", reserved, found.reserved),
+                ("inactive_split", inactive_split, found.inactive_split),
+            ];
+            pairs.into_iter().filter_map(move |(figure, recorded, replayed)| {
+                let recorded = recorded.filter(|&r| r != replayed)?;
+                Some(Difference { after_event, figure, recorded, replayed })
+            })
+        };
+        self.checkpoints.iter().zip(&trace.checkpoints).flat_map(|(found, &checkpoint)| at(found, checkpoint)).collect()
     }
 }

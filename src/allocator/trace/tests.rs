@@ -63,10 +63,22 @@ fn errors_name_the_field_of_the_trace() {
         (r#"{"events":[],"total_mb":-1}"#, "`total_mb`: -1 is not a number of MiB up to 8589934591"),
         (r#"{"events":[],"torch":"new"}"#, "`torch`: `new` is not a version: write major.minor, such as 2.15"),
         (r#"{"events":[],"checkpoints":[{"after_event":0}]}"#, "`checkpoints`: after_event 0 of 0 events"),
-        (r#"{"events":[],"checkpoints":[{}]}"#, "`checkpoints[0].after_event`: is missing or not a whole number"),
+        (r#"{"events":[],"checkpoints":[{}]}"#, "`checkpoints[0].after_event`: is missing"),
         (r#"{"events":[]} x"#, "trailing characters at line 1 column 15"),
     ];
     for (text, sentence) in cases {
         assert_eq!(error(text), sentence, "{text}");
     }
+}
+
+#[test]
+fn a_replay_is_compared_with_its_recording() {
+    let text = r#"{"events":[{"op":"alloc","id":"a","bytes":100},{"op":"free","id":"a"},{"op":"empty_cache"}],
+        "checkpoints":[{"after_event":0,"allocated":512,"reserved":2097152},{"after_event":2,"reserved":7}]}"#;
+    let mut trace = Trace::from_json(text).unwrap();
+    trace.check_every(core::num::NonZeroUsize::MIN);
+    let report = Report::new(&trace, &Config::new(Version(2, 15)), "").unwrap();
+    assert_eq!(report.checkpoints.iter().map(|c| c.after_event).collect::<Vec<_>>(), [Some(0), Some(1), Some(2)]);
+    let expected = Difference { after_event: 2, figure: "reserved", recorded: Bytes(7), replayed: Bytes(0) };
+    assert_eq!(report.differences(&trace), [expected]);
 }
