@@ -170,7 +170,8 @@ fn every_reference_case_reads_and_keeps_its_figures() {
         let raw: serde_json::Value = serde_json::from_str(line).unwrap();
         let lora = raw["case"]["recipe"].get("lora").is_some_and(|l| !l.is_null());
         let optimizer = raw["case"]["recipe"]["optimizer"]["name"].as_str().unwrap_or("adamw");
-        let known = !lora && ["adamw", "adam", "sgd"].contains(&optimizer);
+        let family = ["llama", "mistral", "qwen2", "qwen3", "gpt2"].contains(&case.family.as_str());
+        let known = family && !lora && ["adamw", "adam", "sgd"].contains(&optimizer);
         assert_eq!(case.plan.is_ok(), known, "{}", case.id);
         modelled += usize::from(known);
         assert_eq!(case.out_of_memory, raw["result"].get("oom").is_some(), "{}", case.id);
@@ -192,7 +193,7 @@ fn every_reference_case_reads_and_keeps_its_figures() {
         let overall = bytes("first.peak").max(bytes("steady.peak"));
         assert_eq!(overall, bytes("max_allocated"), "{}", case.id);
     }
-    assert!(modelled > 400, "{modelled}");
+    assert!(modelled >= 300, "{modelled}");
 }
 
 proptest! {

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::bill::{ProvenanceKind, Tier};
+use crate::bill::ProvenanceKind;
 use crate::decide::remedy::{RULES, Situation};
 use crate::decide::verdict::{Fact, Reason, judge};
 use crate::decide::{Caveat, PricedRemedy, TreeStep, Verdict, VerdictKind, tree};
@@ -17,8 +17,7 @@ use crate::units::Bytes;
 /// Everything that follows from a plan: its estimate, the verdict, the tree, the remedies.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Decision {
-    /// The walk's results, with the process tier of the plan's GPU; where the precision is not given, the dearest
-    /// candidate's.
+    /// The walk's results; where the precision is not given, the dearest candidate's.
     pub estimate: Estimate,
     /// The answer.
     pub verdict: Verdict,
@@ -72,10 +71,7 @@ pub fn decide_with(plan: &Plan, walk: Walk<'_>) -> Result<Decision, Vec<Issue>> 
         caveats.push(Caveat::PrecisionNotGiven { candidates });
     }
     let remedies = price(plan, &hardware, &runs, walk);
-    let mut estimate = runs.into_dearest();
-    if let (Some(peak_bytes), Some(context)) = (verdict.numbers.process, &hardware.context) {
-        estimate.tiers.process = Some(Tier { peak_bytes, provenance: context.provenance.clone() });
-    }
+    let estimate = runs.into_dearest();
     let tree = tree::steps(&plan.policy, &estimate, &verdict, throughput.as_ref(), &remedies);
     Ok(Decision { estimate, verdict, caveats, tree, remedies, throughput })
 }
@@ -228,6 +224,7 @@ fn document_issues(plan: &Plan) -> Vec<Issue> {
         issues.push(Issue::new("version", kind));
     }
     let policy = &plan.policy;
+    let mut shares = true;
     for (field, share) in [
         ("policy.rigid_share", policy.rigid_share),
         ("policy.activation_share", policy.activation_share),
@@ -237,9 +234,10 @@ fn document_issues(plan: &Plan) -> Vec<Issue> {
         if !(0.0..=1.0).contains(&share) {
             let expected = "a share from 0 to 1".into();
             issues.push(Issue::new(field, IssueKind::NotA { expected, found: share.to_string() }));
+            shares = false;
         }
     }
-    if policy.margin_low > policy.margin_high {
+    if shares && policy.margin_low > policy.margin_high {
         let expected = format!("at most policy.margin_high, {}", policy.margin_high);
         let found = policy.margin_low.to_string();
         issues.push(Issue::new("policy.margin_low", IssueKind::NotA { expected, found }));

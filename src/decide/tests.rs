@@ -93,13 +93,6 @@ fn between_allocated_and_reserved_it_is_tight_and_beyond_allocated_it_does_not_f
 }
 
 #[test]
-fn the_process_tier_is_reserved_and_context() {
-    let decision = decide_with(&plan(30), &walked(Some(22))).unwrap();
-    assert_eq!(decision.estimate.tiers.process.unwrap().peak_bytes, gib(23));
-    assert_eq!(decide_with(&plan(30), &walked(None)).unwrap().estimate.tiers.process, None);
-}
-
-#[test]
 fn memory_in_use_counts() {
     let mut plan = plan(30);
     plan.machine.in_use_bytes = Some(gib(9));
@@ -215,6 +208,17 @@ fn the_tree_compares_each_figure_with_its_threshold() {
 }
 
 #[test]
+fn the_rule_of_thumb_says_nothing_of_activations() {
+    let mut rule = plan(300);
+    rule.recipe.precision = Some(Precision::RuleOfThumb);
+    let decision = decide_with(&rule, &walked(None)).unwrap();
+    let statuses: Vec<_> = decision.tree.iter().map(|s| s.status).collect();
+    assert_eq!(statuses, [Status::Pass, Status::Waits, Status::Waits, Status::Waits]);
+    assert_eq!(step(&decision, Question::Activations).figure.part, None);
+    assert!(decision.caveats.contains(&Caveat::RuleOfThumb));
+}
+
+#[test]
 fn a_tree_without_a_card_waits() {
     let mut no_gpu = plan(30);
     no_gpu.machine = Machine::default();
@@ -233,7 +237,11 @@ fn thresholds_are_the_plans() {
     strict.policy.margin_low = 1.5;
     strict.version = 9;
     let fields: Vec<_> = decide_with(&strict, &walked(Some(22))).unwrap_err().into_iter().map(|i| i.field).collect();
-    assert_eq!(fields, ["version", "policy.margin_low", "policy.margin_low"]);
+    assert_eq!(fields, ["version", "policy.margin_low"]);
+    strict.version = PLAN_VERSION;
+    strict.policy.margin_low = 0.6;
+    let issues = decide_with(&strict, &walked(Some(22))).unwrap_err();
+    assert_eq!(issues[0].field, "policy.margin_low", "the low margin is above the high one");
 }
 
 /// A walk that answers to the remedies: checkpointing takes 5 GiB, fused 2, half the micro-batch half the activations.

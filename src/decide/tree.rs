@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::bill::{Instant, Part};
-use crate::decide::{Numbers, PricedRemedy, Verdict, VerdictKind};
+use crate::decide::{Fact, Numbers, PricedRemedy, Reason, Verdict, VerdictKind};
 use crate::estimate::Estimate;
 use crate::plan::Policy;
 use crate::throughput::Throughput;
@@ -131,7 +131,8 @@ struct Facts {
     weights: Bytes,
     gradients: Bytes,
     states: Bytes,
-    activations: Bytes,
+    /// `None`: not counted, as by the rule of thumb.
+    activations: Option<Bytes>,
     numbers: Numbers,
 }
 
@@ -139,12 +140,13 @@ impl Facts {
     fn of(estimate: &Estimate, verdict: &Verdict) -> Self {
         // All that is rigid is alive at once in the optimizer's step.
         let step = estimate.bill.column(Instant::Step).parts;
+        let counted = verdict.reason != Reason::Unknown(Fact::RealRecipe);
         let activations = estimate.bill.columns.iter().map(|c| c.parts.get(Part::Activations)).max();
         Self {
             weights: step.get(Part::Weights),
             gradients: step.get(Part::Gradients),
             states: step.get(Part::States),
-            activations: activations.unwrap_or_default(),
+            activations: activations.filter(|_| counted),
             numbers: verdict.numbers,
         }
     }
@@ -177,16 +179,17 @@ impl Facts {
     /// Activations at their highest instant as a share of what the rigid cost leaves.
     fn activations(&self, policy: &Policy) -> (Status, Figure) {
         let left = self.numbers.usable.map(|usable| usable.saturating_sub(self.rigid_bytes()));
-        let value = left.and_then(|left| ratio(self.activations, left));
+        let value = left.zip(self.activations).and_then(|(left, activations)| ratio(activations, left));
         let status = match (left, value) {
             (None, _) => Status::Waits,
+            _ if self.activations.is_none() => Status::Waits,
             (Some(Bytes(0)), _) => Status::Stop,
             (_, Some(share)) if share > 1.0 => Status::Stop,
             (_, Some(share)) if share > policy.activation_share => Status::Attention,
             _ => Status::Pass,
         };
         let pieces = vec![
-            (Piece::Activations, Some(self.activations)),
+            (Piece::Activations, self.activations),
             (Piece::Capacity, self.numbers.capacity),
             (Piece::InUse, self.numbers.in_use),
             (Piece::Context, self.numbers.context),
@@ -195,7 +198,7 @@ impl Facts {
             (Piece::States, Some(self.states)),
         ];
         let threshold = Some(policy.activation_share);
-        (status, Figure { value, threshold, part: Some(self.activations), whole: left, pieces })
+        (status, Figure { value, threshold, part: self.activations, whole: left, pieces })
     }
 
     /// What is left of the card by the process figure, as a share of the card; negative where it is exceeded.

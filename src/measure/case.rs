@@ -20,7 +20,7 @@ pub struct Case {
     pub id: String,
     /// The model's family: its `model_type`, or its architecture where it has none.
     pub family: String,
-    /// What was run, as a plan; or what of it is not modelled.
+    /// What was run, as a plan; or everything of its model and its recipe that is not modelled.
     pub plan: Result<Plan, Vec<Issue>>,
     /// What was measured. Empty where the run ran out of memory: its figures are no peaks.
     pub readings: Vec<Reading>,
@@ -69,7 +69,7 @@ fn family(model: &Map<String, Value>) -> String {
 }
 
 fn plan(setup: RawSetup) -> Result<Plan, Vec<Issue>> {
-    let mut issues = Vec::new();
+    let mut issues = crate::model::read_config(&setup.model).err().unwrap_or_default();
     let recipe = recipe(setup.recipe, &mut issues);
     let (machine, framework) = device(setup.device, &mut issues);
     if !issues.is_empty() {

@@ -1,15 +1,12 @@
 //! Prediction against measurement, figure by figure.
 
-use std::collections::BTreeMap;
+mod prediction;
 
 use serde::{Deserialize, Serialize};
 
-use crate::measure::{Figure, Measurement, ReadingName, TierName};
+pub use prediction::{Prediction, predict};
 
-/// Predicted readings by name, in bytes.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct Prediction(pub BTreeMap<ReadingName, i64>);
+use crate::measure::{Figure, Measurement, ReadingName, TierName};
 
 /// One figure, predicted and measured.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -69,6 +66,8 @@ fn share_of(difference: i64, measured: i64) -> Option<f64> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
     use crate::measure::{Reading, Scope, StepReading, Which};
 

@@ -91,12 +91,25 @@ pub struct PricedRemedy {
     pub throughput: Option<Throughput>,
 }
 
+/// A saving below this share of the peak is no reason to change anything.
+const LEAST_SAVING: f64 = 0.01;
+
 impl PricedRemedy {
-    /// Whether it lowers a peak.
+    /// Whether it lowers the allocated peak by enough to matter.
+    #[must_use]
+    pub fn saves_allocated(&self) -> bool {
+        matters(self.saved_bytes, self.peak_bytes)
+    }
+
+    /// Whether it lowers what is allocated or what the process holds by enough to matter.
     #[must_use]
     pub fn saves(&self) -> bool {
-        self.saved_bytes > 0 || self.saved_process_bytes.is_some_and(|saved| saved > 0)
+        self.saves_allocated() || self.saved_process_bytes.is_some_and(|saved| matters(saved, self.peak_bytes))
     }
+}
+
+fn matters(saved: i64, peak: Bytes) -> bool {
+    u64::try_from(saved).is_ok_and(|saved| saved > 0 && Bytes(saved).as_f64() >= LEAST_SAVING * peak.as_f64())
 }
 
 /// One remedy: where it helps, what it changes beside the memory, and the change.

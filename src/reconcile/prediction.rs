@@ -1,0 +1,78 @@
+//! The readings that a walk predicts, by the names that measurements use.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::estimate::estimate;
+use crate::issue::{Issue, IssueKind};
+use crate::measure::{ReadingName, StepReading, Which};
+use crate::plan::Plan;
+use crate::step::readings::{Readings, StepReadings};
+use crate::units::Bytes;
+
+/// Predicted readings by name, in bytes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Prediction(pub BTreeMap<ReadingName, i64>);
+
+/// Predicts the readings of a plan.
+///
+/// # Errors
+/// Every issue of the plan, one per field; the rule of thumb, which has no readings.
+pub fn predict(plan: &Plan) -> Result<Prediction, Vec<Issue>> {
+    match estimate(plan)?.readings {
+        Some(readings) => Ok(Prediction::from(&readings)),
+        None => {
+            let what = "readings of the rule of thumb".into();
+            Err(vec![Issue::new("recipe.precision", IssueKind::NotModelled { what })])
+        }
+    }
+}
+
+impl From<&Readings> for Prediction {
+    fn from(readings: &Readings) -> Self {
+        let mut all = BTreeMap::from([
+            (ReadingName::Params, signed(readings.params)),
+            (ReadingName::Base, signed(readings.base)),
+            (ReadingName::OptimizerState, signed(readings.optimizer_state)),
+            (ReadingName::MaxAllocated, signed(readings.max_allocated)),
+            (ReadingName::MaxReserved, signed(readings.max_reserved)),
+        ]);
+        for (which, step) in [(Which::First, readings.first()), (Which::Steady, readings.steady())] {
+            let Some(step) = step else { continue };
+            all.extend(StepReading::ALL.map(|reading| (ReadingName::Step(which, reading), of_step(step, reading))));
+        }
+        Self(all)
+    }
+}
+
+/// With accumulation, the readings of forward and backward are the first micro-batch's, as in the measured cases.
+fn of_step(step: &StepReadings, reading: StepReading) -> i64 {
+    let forward_end = signed(step.base) + step.forward_delta;
+    match reading {
+        StepReading::Base => signed(step.base),
+        StepReading::Inputs => signed(step.inputs),
+        StepReading::ForwardDelta => step.forward_delta,
+        StepReading::ForwardPeak => signed(step.forward_peak),
+        StepReading::ForwardEnd => forward_end,
+        StepReading::BackwardDelta => step.backward_delta,
+        StepReading::BackwardPeak => signed(step.backward_peak),
+        StepReading::BackwardEnd => forward_end + step.backward_delta,
+        StepReading::StepDelta => step.step_delta,
+        StepReading::StepPeak => signed(step.step_peak),
+        StepReading::AfterStep => signed(step.after_step),
+        StepReading::AfterZeroGrad => signed(step.after_zero_grad),
+        StepReading::Grads => signed(step.grads),
+        StepReading::Peak => {
+            let micro = step.micro.iter().flat_map(|m| [m.forward_peak, m.backward_peak]);
+            let peaks = [step.forward_peak, step.backward_peak, step.step_peak].into_iter().chain(micro);
+            signed(peaks.max().unwrap_or_default())
+        }
+    }
+}
+
+/// A byte count of a walk, which is far below 2⁶³.
+fn signed(bytes: Bytes) -> i64 {
+    i64::try_from(bytes.get()).unwrap_or(i64::MAX)
+}

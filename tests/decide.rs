@@ -1,0 +1,119 @@
+//! Verdicts, parameter counts and speeds against figures that others measured or published.
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
+
+use std::collections::HashMap;
+
+use vram_budget::bill::{Instant, Part};
+use vram_budget::decide::{VerdictKind, decide, judge};
+use vram_budget::estimate::{estimate, parameter_count};
+use vram_budget::machine::{GpuChoice, Machine};
+use vram_budget::measure::Case;
+use vram_budget::model::{ModelSource, presets, read_config};
+use vram_budget::plan::{Framework, PLAN_VERSION, Plan, Policy};
+use vram_budget::recipe::{Precision, Recipe};
+use vram_budget::units::Bytes;
+
+const CASES: &str = include_str!("data/training-steps/cases.jsonl");
+const MIN_CAPACITY: &str = include_str!("data/training-steps/min-capacity.jsonl");
+
+fn preset(name: &str, precision: Precision, gpu: Option<&str>) -> Plan {
+    Plan {
+        version: PLAN_VERSION,
+        model: ModelSource::Preset(name.into()),
+        recipe: Recipe { precision: Some(precision), ..Recipe::default() },
+        machine: Machine { gpu: gpu.map(|g| GpuChoice::Catalogue(g.into())), ..Machine::default() },
+        framework: Framework::default(),
+        policy: Policy::default(),
+    }
+}
+
+/// The plan of a case on a device of `mib`, without a context, as the cases were measured.
+fn on_device(case: &Case, mib: u64) -> Plan {
+    let mut plan = case.plan.clone().unwrap();
+    let Some(GpuChoice::Custom(gpu)) = &mut plan.machine.gpu else { panic!("a case has its own device") };
+    gpu.memory_bytes = Bytes::mib(mib);
+    plan.machine.context_bytes = Some(Bytes::ZERO);
+    plan
+}
+
+/// A verdict of *fits* where the step was seen to fail would be the worst of errors; *does not fit* where it was seen
+/// to complete is the next worst.
+#[test]
+fn no_verdict_contradicts_a_measured_boundary() {
+    let cases: HashMap<String, Case> =
+        CASES.lines().map(|line| Case::read(line).unwrap()).map(|case| (case.id.clone(), case)).collect();
+    let mut judged = 0;
+    for line in MIN_CAPACITY.lines() {
+        let boundary: serde_json::Value = serde_json::from_str(line).unwrap();
+        let case = &cases[boundary["id"].as_str().unwrap()];
+        let Ok(plan) = &case.plan else { continue };
+        let Ok(walked) = estimate(plan) else { continue };
+        let verdict = |mib: u64| {
+            let plan = on_device(case, mib);
+            judge(&walked.tiers, &plan.machine.resolve().unwrap(), &plan.policy, plan.recipe.precision).kind
+        };
+        let (fails, completes) =
+            (boundary["fails_at_mib"].as_u64().unwrap(), boundary["completes_at_mib"].as_u64().unwrap());
+        assert_ne!(verdict(fails), VerdictKind::Fits, "{} on {fails} MiB", case.id);
+        assert_ne!(verdict(completes), VerdictKind::DoesNotFit, "{} on {completes} MiB", case.id);
+        assert_ne!(verdict(completes), VerdictKind::CannotTell, "{}", case.id);
+        judged += 1;
+    }
+    assert!(judged >= 40, "{judged}");
+}
+
+#[test]
+fn runs_that_ran_out_of_memory_are_never_said_to_fit() {
+    let mut judged = 0;
+    for case in CASES.lines().map(|line| Case::read(line).unwrap()).filter(|case| case.out_of_memory) {
+        let Ok(mut plan) = case.plan else { continue };
+        plan.machine.context_bytes = Some(Bytes::ZERO);
+        let kind = decide(&plan).unwrap().verdict.kind;
+        assert!(matches!(kind, VerdictKind::DoesNotFit | VerdictKind::Tight), "{}: {kind:?}", case.id);
+        judged += 1;
+    }
+    assert!(judged >= 1, "{judged}");
+}
+
+/// Counted with the transformers 5.24.0 classes on the meta device.
+#[test]
+fn every_preset_has_its_published_number_of_parameters() {
+    for preset in presets() {
+        let read = read_config(&preset.config).unwrap();
+        assert_eq!(parameter_count(read.model.as_ref()), preset.params_total, "{}", preset.name);
+    }
+}
+
+/// The articles' first worked case: 7 B parameters on one card, FP16 and AdamW, 14 + 14 + 56 = 84 GB (10⁹ bytes).
+#[test]
+fn the_rule_of_thumb_is_the_articles() {
+    let plan = preset("llama-2-7b", Precision::RuleOfThumb, Some("A100 SXM4 80GB"));
+    let decision = decide(&plan).unwrap();
+    let step = decision.estimate.bill.column(Instant::Step).parts;
+    let per_parameter = |part| step.get(part).as_f64() / 6_738_415_616.0;
+    let of_7b = |part| 7.0 * per_parameter(part);
+    assert_eq!(of_7b(Part::Weights), 14.0);
+    assert_eq!(of_7b(Part::Gradients), 14.0);
+    assert_eq!(of_7b(Part::States), 56.0);
+    assert_eq!(7.0 * step.total().as_f64() / 6_738_415_616.0, 84.0);
+    assert_eq!(decision.verdict.kind, VerdictKind::CannotTell, "a rule of thumb decides nothing");
+}
+
+/// torchtune's README: one A100-80, Llama-3.2-3B, full fine-tuning in BF16, two packed sequences of 4,096, eager:
+/// 7,075 tokens/s without checkpointing.
+#[test]
+fn a_published_speed_lies_in_the_rough_range() {
+    let mut plan = preset("llama-3.2-3b", Precision::PureBf16, Some("A100 SXM4 80GB"));
+    plan.recipe.micro_batch = 2;
+    plan.recipe.seq_len = 4096;
+    let speed = decide(&plan).unwrap().throughput.unwrap().tokens_per_second;
+    assert!((speed.low..=speed.high).contains(&7075.0), "{speed:?}");
+    assert!(speed.high < 2.0 * speed.low, "a range that says nothing: {speed:?}");
+}
+
+#[test]
+fn no_speed_without_a_known_peak() {
+    assert_eq!(decide(&preset("gpt2", Precision::AmpBf16, None)).unwrap().throughput, None);
+    assert_eq!(decide(&preset("gpt2", Precision::AmpBf16, Some("T4"))).unwrap().throughput, None, "T4 has no BF16");
+    assert!(decide(&preset("gpt2", Precision::AmpFp16, Some("T4"))).unwrap().throughput.is_some());
+}
