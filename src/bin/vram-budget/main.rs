@@ -1,3 +1,77 @@
-//! The native companion of the page.
+//! The native companion of the page: the same estimates in a terminal, this machine's GPUs, and how far off it all is.
+//!
+//! The document goes to stdout, everything else to stderr. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 no GPU or no
+//! driver, 4 the input was rejected.
+#![expect(clippy::disallowed_methods, reason = "the command opens files; the engine does not")]
 
-fn main() {}
+mod estimate;
+mod exit;
+mod input;
+mod plan_args;
+mod probe;
+mod replay;
+mod schema;
+mod validate;
+mod words;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Where training memory goes on a GPU, whether the run fits, and what to change.
+#[derive(Debug, Parser)]
+#[command(name = "vram-budget", version, max_term_width = 100, before_help = EXAMPLES)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+const EXAMPLES: &str = "Examples:
+  vram-budget estimate llama-3.1-8b --gpu 'RTX 4090' --precision pure_bf16 --seq-len 2048
+  vram-budget estimate --config config.json --gpu 'A100 SXM4 80GB' --micro-batch 4 --json
+  vram-budget estimate --plan plan.json --measured measured.json
+  vram-budget probe > machine.json
+  vram-budget validate cases.jsonl";
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Estimate a training job: the bill, the verdict, what to change
+    Estimate(Box<estimate::Args>),
+    /// Write this machine's GPUs as a measurement document
+    Probe(probe::Args),
+    /// Predict measured cases and say how far off the predictions are
+    Validate(validate::Args),
+    /// Replay a recorded run of the caching allocator, to the byte
+    Replay(replay::Args),
+    /// Print the JSON Schema of a document
+    Schema(schema::Args),
+}
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        // Help and version are documents and succeed; wrong usage goes to stderr with exit code 2.
+        Err(error) => {
+            let code = u8::try_from(error.exit_code()).unwrap_or(1);
+            return error.print().map_or(ExitCode::FAILURE, |()| ExitCode::from(code));
+        }
+    };
+    let done = match cli.command {
+        Command::Estimate(args) => estimate::run(&args),
+        Command::Probe(args) => probe::run(&args),
+        Command::Validate(args) => validate::run(&args),
+        Command::Replay(args) => replay::run(&args),
+        Command::Schema(args) => schema::run(&args),
+    };
+    done.unwrap_or_else(|error| exit::report(&error))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_arguments_are_consistent() {
+        super::Cli::command().debug_assert();
+    }
+}

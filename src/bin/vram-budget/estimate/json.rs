@@ -1,0 +1,55 @@
+//! The estimate as one JSON document.
+
+use std::io::Write;
+
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+use vram_budget::bill::{Bill, Instant, Part};
+use vram_budget::decide::Decision;
+use vram_budget::plan::Plan;
+use vram_budget::reconcile::Row;
+
+/// The version of the document.
+const VERSION: u32 = 1;
+
+pub(super) fn print(plan: &Plan, decision: &Decision, rows: Option<&[Row]>, out: &mut dyn Write) -> anyhow::Result<()> {
+    let estimate = &decision.estimate;
+    let mut document = json!({
+        "format": "vram-budget-estimate",
+        "version": VERSION,
+        "plan": plan,
+        "verdict": decision.verdict.kind,
+        "reason": decision.verdict.reason,
+        "numbers": decision.verdict.numbers,
+        "binding": estimate.bill.binding,
+        "tiers": estimate.tiers,
+        "parts": parts(&estimate.bill),
+        "bill": estimate.bill,
+        "parameters": estimate.parameters,
+        "readings": estimate.readings,
+        "notes": estimate.notes,
+        "tree": decision.tree,
+        "remedies": decision.remedies,
+        "throughput": decision.throughput,
+        "caveats": decision.caveats,
+    });
+    if let (Some(rows), Value::Object(document)) = (rows, &mut document) {
+        document.insert("measured".into(), serde_json::to_value(rows)?);
+    }
+    serde_json::to_writer_pretty(&mut *out, &document)?;
+    writeln!(out)?;
+    Ok(())
+}
+
+/// Bytes by part, then by instant.
+fn parts(bill: &Bill) -> Map<String, Value> {
+    let of = |part: Part| {
+        Instant::ALL.into_iter().map(|i| (name(&i), json!(bill.column(i).parts.get(part)))).collect::<Map<_, _>>()
+    };
+    Part::ALL.into_iter().map(|part| (name(&part), Value::Object(of(part)))).collect()
+}
+
+/// An enum's name in documents.
+fn name(value: &impl Serialize) -> String {
+    serde_json::to_value(value).ok().and_then(|v| v.as_str().map(str::to_owned)).unwrap_or_default()
+}

@@ -1,0 +1,53 @@
+//! Predicted against measured.
+
+use std::io::{self, Write};
+use std::path::Path;
+
+use vram_budget::decide::Decision;
+use vram_budget::measure::{Imported, Unit, import, import_in};
+use vram_budget::reconcile::{Prediction, Row, compare};
+use vram_budget::units::Bytes;
+
+use crate::exit::Rejected;
+use crate::input;
+
+/// The rows for the measurement in `path`.
+pub(super) fn rows(decision: &Decision, path: &Path, unit: Option<Unit>) -> anyhow::Result<Vec<Row>> {
+    let text = input::document(path)?;
+    let imported = match unit {
+        Some(unit) => import_in(&text, unit),
+        None => import(&text),
+    };
+    match imported.map_err(|error| Rejected::import(input::name(path), &error))? {
+        Imported::Measurement { measurement, .. } => {
+            let prediction = decision.estimate.readings.as_ref().map(Prediction::from).unwrap_or_default();
+            Ok(compare(&prediction, &measurement))
+        }
+        Imported::WhichUnit { candidates, .. } => {
+            let units: Vec<&str> = candidates.into_iter().map(Unit::symbol).collect();
+            let reason = format!("the figures are no bytes: say which unit they are in, --unit {}", units.join("|"));
+            Err(Rejected::because(input::name(path), reason).into())
+        }
+    }
+}
+
+pub(super) fn print(rows: &[Row], out: &mut dyn Write) -> io::Result<()> {
+    writeln!(out, "\nMeasured                 predicted      measured    difference")?;
+    for row in rows {
+        let size = |bytes: Option<i64>| bytes.map_or_else(|| "not known".to_owned(), signed);
+        let share = row.share.map(|s| format!("  {:+.1} %", s * 100.0)).unwrap_or_default();
+        write!(out, "{:<20} {:>13} {:>13}", row.name.to_string(), size(row.predicted), size(row.measured))?;
+        match (row.difference, &row.unavailable) {
+            (Some(difference), _) => writeln!(out, " {:>13}{share}", signed(difference))?,
+            (None, Some(reason)) => writeln!(out, "  {reason}")?,
+            (None, None) => writeln!(out)?,
+        }
+    }
+    Ok(())
+}
+
+/// A byte count with its sign, in three digits.
+fn signed(bytes: i64) -> String {
+    let size = Bytes(bytes.unsigned_abs());
+    if bytes < 0 { format!("−{size}") } else { size.to_string() }
+}

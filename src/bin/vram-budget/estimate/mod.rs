@@ -1,0 +1,66 @@
+//! `vram-budget estimate`: the bill, the verdict and what to change, as text or as JSON.
+
+mod events;
+mod json;
+mod measured;
+mod report;
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use vram_budget::decide::decide;
+use vram_budget::measure::Unit;
+
+use crate::exit::Rejected;
+use crate::plan_args::PlanArgs;
+
+/// What to estimate and how to say it.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    plan: PlanArgs,
+    /// One JSON document instead of the text
+    #[arg(long)]
+    json: bool,
+    /// The walk itself, one tensor a line, instead of the estimate
+    #[arg(long, conflicts_with_all = ["json", "measured"])]
+    events: bool,
+    /// Compare with what was measured: a measurement document or the script's output; - is stdin
+    #[arg(long, value_name = "FILE")]
+    measured: Option<PathBuf>,
+    /// The unit of the measured figures, where they are not bytes
+    #[arg(long, requires = "measured", value_parser = unit())]
+    unit: Option<Unit>,
+}
+
+fn unit() -> impl TypedValueParser<Value = Unit> {
+    PossibleValuesParser::new(Unit::ALL.map(Unit::symbol))
+        .map(|symbol| Unit::ALL.into_iter().find(|u| u.symbol() == symbol).unwrap_or(Unit::B))
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    let plan = args.plan.plan()?;
+    let mut out = io::BufWriter::new(anstream::stdout().lock());
+    if args.events {
+        events::print(&plan, &mut out)?;
+        out.flush()?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let decision = decide(&plan).map_err(|issues| Rejected::fields("the plan cannot be estimated", &issues))?;
+    let rows = match &args.measured {
+        Some(path) => Some(measured::rows(&decision, path, args.unit)?),
+        None => None,
+    };
+    if args.json {
+        json::print(&plan, &decision, rows.as_deref(), &mut out)?;
+    } else {
+        report::print(&plan, &decision, &mut out)?;
+        if let Some(rows) = &rows {
+            measured::print(rows, &mut out)?;
+        }
+    }
+    out.flush()?;
+    Ok(ExitCode::SUCCESS)
+}

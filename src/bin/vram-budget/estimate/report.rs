@@ -1,0 +1,185 @@
+//! The estimate as text, for a terminal: the answer first, then the bill, the tree and what to change.
+
+use std::io::{self, Write};
+
+use vram_budget::bill::{Instant, Part};
+use vram_budget::decide::{Decision, Figure, Numbers, PricedRemedy, Question, TreeStep, VerdictKind};
+use vram_budget::machine::GpuChoice;
+use vram_budget::model::ModelSource;
+use vram_budget::plan::Plan;
+use vram_budget::recipe::Checkpointing;
+use vram_budget::text::{Catalogue, Locale};
+use vram_budget::throughput::{Range, Throughput};
+use vram_budget::units::{Bytes, three_digits};
+
+use crate::words;
+
+pub(super) fn print(plan: &Plan, decision: &Decision, out: &mut dyn Write) -> io::Result<()> {
+    let text = Locale::En.text();
+    answer(text, decision, out)?;
+    job(text, plan, out)?;
+    bill(text, decision, out)?;
+    tree(decision, out)?;
+    remedies(decision, out)?;
+    for caveat in &decision.caveats {
+        writeln!(out, "note: {}", words::caveat(caveat))?;
+    }
+    Ok(())
+}
+
+/// The verdict, the numbers that it compares, and why.
+fn answer(text: &dyn Catalogue, decision: &Decision, out: &mut dyn Write) -> io::Result<()> {
+    let verdict = &decision.verdict;
+    // Green, amber, red, grey; never the colour alone.
+    let colour = match verdict.kind {
+        VerdictKind::Fits => "32",
+        VerdictKind::Tight => "33",
+        VerdictKind::DoesNotFit => "31",
+        VerdictKind::CannotTell => "90",
+    };
+    let Numbers { allocated, process, capacity, in_use, usable, .. } = verdict.numbers;
+    write!(out, "\u{1b}[1;{colour}m{}\u{1b}[0m: needs ", words::verdict(verdict.kind))?;
+    // What does not fit is impossible even without cache; everything else is quoted with it.
+    match (verdict.kind, process, capacity, usable) {
+        (VerdictKind::DoesNotFit, _, _, Some(usable)) | (_, None, _, Some(usable)) => {
+            writeln!(out, "{allocated} of {usable} usable")?;
+        }
+        (_, Some(process), Some(capacity), _) => match in_use {
+            Some(in_use) if in_use > Bytes::ZERO => {
+                writeln!(out, "{process} of {} that others leave", capacity.saturating_sub(in_use))?;
+            }
+            _ => writeln!(out, "{process} of {capacity}")?,
+        },
+        (_, _, Some(capacity), None) => writeln!(out, "{allocated} of {capacity}")?,
+        (_, _, None, _) => writeln!(out, "{allocated}")?,
+    }
+    let binding = decision.estimate.bill.binding;
+    writeln!(out, "{} The peak is {}.", words::reason(&verdict.reason), text.at_instant(binding))
+}
+
+/// What was estimated, in two lines.
+fn job(text: &dyn Catalogue, plan: &Plan, out: &mut dyn Write) -> io::Result<()> {
+    let recipe = &plan.recipe;
+    let model = match &plan.model {
+        ModelSource::Preset(name) => name.as_str(),
+        ModelSource::Config(config) => config.get("model_type").and_then(|v| v.as_str()).unwrap_or("a config.json"),
+    };
+    let gpu = match &plan.machine.gpu {
+        Some(GpuChoice::Catalogue(name)) => name.as_str(),
+        Some(GpuChoice::Custom(gpu)) => gpu.name.as_str(),
+        None => "no GPU given",
+    };
+    let checkpointing = match recipe.checkpointing {
+        Checkpointing::None => "no checkpointing".to_owned(),
+        other => format!("checkpointing {}", text.checkpointing(other)),
+    };
+    let precision = recipe.precision.map_or("precision not known", |p| p.name());
+    writeln!(
+        out,
+        "\n{model} on {gpu}: {precision}, {}, micro-batch {} × {} tokens, accumulation {}, {checkpointing}",
+        text.optimizer(recipe.optimizer.name),
+        recipe.micro_batch,
+        recipe.seq_len,
+        recipe.grad_accum,
+    )
+}
+
+/// Five parts × four instants in GiB, and the tiers.
+fn bill(text: &dyn Catalogue, decision: &Decision, out: &mut dyn Write) -> io::Result<()> {
+    let estimate = &decision.estimate;
+    write!(out, "\n{:<18}", "GiB")?;
+    for instant in Instant::ALL {
+        write!(out, " {:>15}", text.instant(instant))?;
+    }
+    writeln!(out)?;
+    for part in Part::ALL {
+        write!(out, "{:<18}", text.part(part))?;
+        for instant in Instant::ALL {
+            write!(out, " {:>15}", gib(estimate.bill.column(instant).parts.get(part)))?;
+        }
+        writeln!(out)?;
+    }
+    write!(out, "{:<18}", "Total")?;
+    for instant in Instant::ALL {
+        let mark = if instant == estimate.bill.binding { "*" } else { " " };
+        write!(out, " {:>14}{mark}", gib(estimate.bill.column(instant).parts.total()))?;
+    }
+    writeln!(out, "\n{:<18} {:>15}", "Allocated peak", gib(estimate.tiers.allocated.peak_bytes))?;
+    for (label, tier) in [("Reserved peak", &estimate.tiers.reserved), ("Process peak", &estimate.tiers.process)] {
+        let size = tier.as_ref().map_or_else(|| "not known".to_owned(), |t| gib(t.peak_bytes));
+        writeln!(out, "{label:<18} {size:>15}")?;
+    }
+    Ok(())
+}
+
+fn gib(bytes: Bytes) -> String {
+    format!("{:.2}", bytes.as_gib())
+}
+
+/// The four questions.
+fn tree(decision: &Decision, out: &mut dyn Write) -> io::Result<()> {
+    writeln!(out)?;
+    for (number, step) in (1..).zip(&decision.tree) {
+        let figure = match step.question {
+            Question::Throughput => step.throughput.as_ref().map_or_else(|| "not known".to_owned(), speed),
+            _ => share(step),
+        };
+        writeln!(out, "{number} {:<12} {:<10} {figure}", words::question(step.question), words::status(step.status))?;
+    }
+    Ok(())
+}
+
+/// A step's figure: `59.8 GiB ÷ 23.6 GiB = 253 %, threshold 80 %`.
+fn share(step: &TreeStep) -> String {
+    let Figure { value, threshold, part, whole, .. } = &step.figure;
+    let percent = |share: f64| format!("{} %", three_digits(share * 100.0));
+    let threshold = threshold.map(percent).unwrap_or_default();
+    let (Some(part), Some(whole)) = (part, whole) else { return "not known".into() };
+    match (step.question, value) {
+        (_, None) => format!("{part} ÷ {whole}: nothing is left"),
+        (Question::Margin, Some(free)) if *free < 0.0 => {
+            format!("{part} held of {whole}: {} over; keep {threshold}", part.saturating_sub(*whole))
+        }
+        (Question::Margin, Some(free)) => format!("{part} held of {whole}: {} free; keep {threshold}", percent(*free)),
+        (_, Some(share)) => format!("{part} ÷ {whole} = {}; threshold {threshold}", percent(*share)),
+    }
+}
+
+fn speed(t: &Throughput) -> String {
+    let range = |r: Range| format!("{} to {}", three_digits(r.low), three_digits(r.high));
+    format!(
+        "roughly {} tokens/s, {} s a step",
+        range(t.tokens_per_second),
+        range(Range { low: t.step_seconds.0.0, high: t.step_seconds.1.0 })
+    )
+}
+
+/// What helps, the best first.
+fn remedies(decision: &Decision, out: &mut dyn Write) -> io::Result<()> {
+    if decision.verdict.kind == VerdictKind::Fits {
+        return Ok(());
+    }
+    let improves = |r: &PricedRemedy| r.verdict == VerdictKind::Fits || r.saves();
+    let helpful: Vec<_> = decision.remedies.iter().filter(|r| improves(r)).collect();
+    if helpful.is_empty() {
+        return Ok(());
+    }
+    writeln!(out, "\nChange first")?;
+    for remedy in helpful {
+        let price = if remedy.saves_allocated() {
+            format!("−{} → {}", Bytes(remedy.saved_bytes.unsigned_abs()), remedy.peak_bytes)
+        } else if let Some(saved) = remedy.saved_process_bytes.filter(|_| remedy.saves()) {
+            format!("−{} reserved", Bytes(saved.unsigned_abs()))
+        } else {
+            String::new()
+        };
+        writeln!(
+            out,
+            "  {:<34} {price:<26} {:<13} {}",
+            words::remedy(remedy),
+            words::verdict(remedy.verdict).to_lowercase(),
+            words::effect(remedy.effect)
+        )?;
+    }
+    writeln!(out)
+}

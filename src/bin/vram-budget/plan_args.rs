@@ -1,0 +1,233 @@
+//! Every input of a plan as a flag. Flags change a plan that was read from a file; without one they make it.
+
+use std::path::{Path, PathBuf};
+
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use vram_budget::machine::{CustomGpu, GpuChoice};
+use vram_budget::model::ModelSource;
+use vram_budget::plan::{Framework, PLAN_VERSION, Plan, Policy, Version};
+use vram_budget::recipe::{
+    Attention, Checkpointing, OptimizerImpl, OptimizerName, Precision, Recipe, SdpaBackend, ZeroGrad,
+};
+use vram_budget::units::{Bytes, parse_bytes};
+
+use crate::exit::Rejected;
+use crate::input;
+
+/// The job and the machine.
+#[derive(Debug, clap::Args)]
+pub(crate) struct PlanArgs {
+    /// A model preset, such as llama-3.1-8b
+    #[arg(value_name = "MODEL", required_unless_present_any = ["config", "plan"], conflicts_with = "config")]
+    model: Option<String>,
+    /// A Hugging Face config.json; - is stdin
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// A plan document; other flags change it; - is stdin
+    #[arg(long, value_name = "FILE")]
+    plan: Option<PathBuf>,
+
+    /// A GPU of the catalogue, such as 'RTX 4090'
+    #[arg(long, value_name = "NAME", help_heading = "Machine")]
+    gpu: Option<String>,
+    /// Your own card: its memory as PyTorch reports it, such as '23.6 GiB'
+    #[arg(long, value_name = "SIZE", value_parser = size, conflicts_with = "gpu", help_heading = "Machine")]
+    gpu_memory: Option<Bytes>,
+    /// Your own card's CUDA compute capability, such as 8.9
+    #[arg(long, value_name = "X.Y", requires = "gpu_memory", help_heading = "Machine")]
+    compute_capability: Option<String>,
+    /// Memory of the MIG slice that the job runs in
+    #[arg(long, value_name = "SIZE", value_parser = size, help_heading = "Machine")]
+    mig_slice: Option<Bytes>,
+    /// Memory that other processes hold
+    #[arg(long, value_name = "SIZE", value_parser = size, help_heading = "Machine")]
+    in_use: Option<Bytes>,
+    /// The process's CUDA context [default: assumed by the GPU's generation]
+    #[arg(long, value_name = "SIZE", value_parser = size, help_heading = "Machine")]
+    context: Option<Bytes>,
+
+    /// Which dtype holds what; `unknown` tries them all [default: amp_bf16]
+    #[arg(long, value_parser = precision(), help_heading = "Recipe")]
+    precision: Option<Choice<Precision>>,
+    /// Optimizer [default: adamw]
+    #[arg(long, value_parser = named::<OptimizerName>(&["adamw", "adam", "sgd"]), help_heading = "Recipe")]
+    optimizer: Option<OptimizerName>,
+    /// Its implementation [default: foreach]
+    #[arg(long, value_parser = named::<OptimizerImpl>(&["foreach", "fused", "forloop"]), help_heading = "Recipe")]
+    optimizer_impl: Option<OptimizerImpl>,
+    /// SGD's momentum [default: 0]
+    #[arg(long, value_name = "M", help_heading = "Recipe")]
+    momentum: Option<f64>,
+    /// Attention implementation [default: sdpa]
+    #[arg(long, value_parser = named::<Attention>(&["sdpa", "eager"]), help_heading = "Recipe")]
+    attention: Option<Attention>,
+    /// Forces one backend of sdpa
+    #[arg(long, value_parser = named::<SdpaBackend>(
+        &["flash_attention", "efficient_attention", "cudnn_attention", "math"]), help_heading = "Recipe")]
+    sdpa_backend: Option<SdpaBackend>,
+    /// Activation checkpointing [default: none]
+    #[arg(long, value_parser = named::<Checkpointing>(&["none", "full"]), help_heading = "Recipe")]
+    checkpointing: Option<Checkpointing>,
+    /// Sequences per micro-batch [default: 1]
+    #[arg(long, short = 'b', value_name = "N", help_heading = "Recipe")]
+    micro_batch: Option<u64>,
+    /// Tokens per sequence [default: 512]
+    #[arg(long, short = 's', value_name = "N", help_heading = "Recipe")]
+    seq_len: Option<u64>,
+    /// Micro-batches per optimizer step [default: 1]
+    #[arg(long, value_name = "N", help_heading = "Recipe")]
+    grad_accum: Option<u64>,
+    /// Clips gradients to this norm
+    #[arg(long, value_name = "NORM", help_heading = "Recipe")]
+    clip_grad: Option<f64>,
+    /// The loop keeps the model's outputs through backward
+    #[arg(long, help_heading = "Recipe")]
+    keep_outputs: bool,
+    /// What zero_grad does with gradients [default: none]
+    #[arg(long, value_parser = named::<ZeroGrad>(&["none", "zero"]), help_heading = "Recipe")]
+    zero_grad: Option<ZeroGrad>,
+
+    /// PyTorch's version [default: 2.15]
+    #[arg(long, value_name = "VERSION", help_heading = "Versions")]
+    pytorch: Option<Version>,
+    /// transformers' version [default: 5.24]
+    #[arg(long, value_name = "VERSION", help_heading = "Versions")]
+    transformers: Option<Version>,
+    /// cuBLAS workspaces outlive their calls [default: as this PyTorch does]
+    #[arg(long, value_name = "BOOL", help_heading = "Versions")]
+    cublas_workspace_kept: Option<bool>,
+    /// The text of PYTORCH_CUDA_ALLOC_CONF
+    #[arg(long, value_name = "TEXT", help_heading = "Versions")]
+    alloc_conf: Option<String>,
+
+    /// Weights, gradients and states: attention beyond this share of the card [default: 0.8]
+    #[arg(long, value_name = "SHARE", help_heading = "Thresholds")]
+    rigid_share: Option<f64>,
+    /// Activations: attention beyond this share of what is left [default: 0.5]
+    #[arg(long, value_name = "SHARE", help_heading = "Thresholds")]
+    activation_share: Option<f64>,
+    /// Margin: tight below this share of the card [default: 0.1]
+    #[arg(long, value_name = "SHARE", help_heading = "Thresholds")]
+    margin_low: Option<f64>,
+    /// Margin: comfortable from this share of the card [default: 0.15]
+    #[arg(long, value_name = "SHARE", help_heading = "Thresholds")]
+    margin_high: Option<f64>,
+}
+
+/// A value, or that it is not known.
+#[derive(Clone, Copy, Debug)]
+enum Choice<T> {
+    Known(T),
+    Unknown,
+}
+
+fn size(text: &str) -> Result<Bytes, String> {
+    parse_bytes(text)
+}
+
+/// A value by its name in documents: one spelling everywhere.
+fn named<T: DeserializeOwned + Clone + Send + Sync + 'static>(
+    names: &'static [&'static str],
+) -> impl TypedValueParser<Value = T> {
+    PossibleValuesParser::new(names).try_map(|name| serde_json::from_value(Value::String(name)))
+}
+
+fn precision() -> impl TypedValueParser<Value = Choice<Precision>> {
+    let names = Precision::ALL.map(Precision::name).into_iter().chain(["unknown"]);
+    PossibleValuesParser::new(names)
+        .map(|name| Precision::ALL.into_iter().find(|p| p.name() == name).map_or(Choice::Unknown, Choice::Known))
+}
+
+impl PlanArgs {
+    /// The plan that the arguments describe.
+    pub(crate) fn plan(&self) -> anyhow::Result<Plan> {
+        let mut plan = match &self.plan {
+            Some(path) => read_plan(path)?,
+            None => Plan {
+                version: PLAN_VERSION,
+                model: ModelSource::Preset(String::new()),
+                recipe: Recipe::default(),
+                machine: vram_budget::machine::Machine::default(),
+                framework: Framework::default(),
+                policy: Policy::default(),
+            },
+        };
+        if let Some(path) = &self.config {
+            plan.model = ModelSource::Config(read_config(path)?);
+        } else if let Some(name) = &self.model {
+            plan.model = ModelSource::Preset(name.clone());
+        }
+        self.change_machine(&mut plan);
+        self.change_recipe(&mut plan.recipe);
+        set(&mut plan.framework.pytorch, self.pytorch);
+        set(&mut plan.framework.transformers, self.transformers);
+        replace(&mut plan.framework.cublas_workspace_kept, self.cublas_workspace_kept);
+        replace(&mut plan.framework.alloc_conf, self.alloc_conf.clone());
+        set(&mut plan.policy.rigid_share, self.rigid_share);
+        set(&mut plan.policy.activation_share, self.activation_share);
+        set(&mut plan.policy.margin_low, self.margin_low);
+        set(&mut plan.policy.margin_high, self.margin_high);
+        Ok(plan)
+    }
+
+    fn change_machine(&self, plan: &mut Plan) {
+        let machine = &mut plan.machine;
+        if let Some(name) = &self.gpu {
+            machine.gpu = Some(GpuChoice::Catalogue(name.clone()));
+        } else if let Some(memory_bytes) = self.gpu_memory {
+            machine.gpu = Some(GpuChoice::Custom(CustomGpu {
+                name: "your card".into(),
+                memory_bytes,
+                compute_capability: self.compute_capability.clone(),
+            }));
+        }
+        replace(&mut machine.mig_slice_bytes, self.mig_slice);
+        replace(&mut machine.in_use_bytes, self.in_use);
+        replace(&mut machine.context_bytes, self.context);
+    }
+
+    fn change_recipe(&self, recipe: &mut Recipe) {
+        match self.precision {
+            Some(Choice::Known(precision)) => recipe.precision = Some(precision),
+            Some(Choice::Unknown) => recipe.precision = None,
+            None => {}
+        }
+        set(&mut recipe.optimizer.name, self.optimizer);
+        replace(&mut recipe.optimizer.implementation, self.optimizer_impl);
+        set(&mut recipe.optimizer.momentum, self.momentum);
+        replace(&mut recipe.attention, self.attention);
+        replace(&mut recipe.sdpa_backend, self.sdpa_backend);
+        set(&mut recipe.checkpointing, self.checkpointing);
+        set(&mut recipe.micro_batch, self.micro_batch);
+        set(&mut recipe.seq_len, self.seq_len);
+        set(&mut recipe.grad_accum, self.grad_accum);
+        replace(&mut recipe.clip_grad, self.clip_grad);
+        recipe.keep_outputs |= self.keep_outputs;
+        set(&mut recipe.zero_grad, self.zero_grad);
+    }
+}
+
+fn set<T>(field: &mut T, flag: Option<T>) {
+    if let Some(value) = flag {
+        *field = value;
+    }
+}
+
+fn replace<T>(field: &mut Option<T>, flag: Option<T>) {
+    if flag.is_some() {
+        *field = flag;
+    }
+}
+
+fn read_plan(path: &Path) -> anyhow::Result<Plan> {
+    serde_json::from_str(&input::document(path)?)
+        .map_err(|error| Rejected::because(format!("{}: not a plan", input::name(path)), error.to_string()).into())
+}
+
+fn read_config(path: &Path) -> anyhow::Result<serde_json::Map<String, Value>> {
+    serde_json::from_str(&input::document(path)?).map_err(|error| {
+        Rejected::because(format!("{}: not a config.json", input::name(path)), error.to_string()).into()
+    })
+}

@@ -1,0 +1,349 @@
+//! The command as a person and a pipe meet it: streams, exit codes, documents.
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::disallowed_methods)]
+
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+
+struct Done {
+    code: i32,
+    out: String,
+    talk: String,
+}
+
+fn command(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_vram-budget"));
+    command.args(args).env_remove("CLICOLOR_FORCE").env_remove("NO_COLOR");
+    command
+}
+
+fn run(args: &[&str]) -> Done {
+    fed(args, "")
+}
+
+fn fed(args: &[&str], input: &str) -> Done {
+    let mut child = command(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    // A command that does not read its input closes it: no failure of the test.
+    let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
+    let done = child.wait_with_output().unwrap();
+    Done {
+        code: done.status.code().expect("no signal"),
+        out: String::from_utf8(done.stdout).unwrap(),
+        talk: String::from_utf8(done.stderr).unwrap(),
+    }
+}
+
+#[track_caller]
+fn ok(args: &[&str]) -> String {
+    let done = run(args);
+    assert_eq!((done.code, done.talk.as_str()), (0, ""), "{args:?}");
+    done.out
+}
+
+#[track_caller]
+fn json(args: &[&str]) -> Value {
+    serde_json::from_str(&ok(args)).unwrap()
+}
+
+/// A rejected input: exit code 4, nothing on stdout, the reasons on stderr.
+#[track_caller]
+fn rejected(done: &Done) -> &str {
+    assert_eq!((done.code, done.out.as_str()), (4, ""), "{}", done.talk);
+    &done.talk
+}
+
+/// A file of this test alone.
+fn file(name: &str, text: &str) -> PathBuf {
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    std::fs::write(&path, text).unwrap();
+    path
+}
+
+#[test]
+fn help_begins_with_examples_and_is_a_document() {
+    let help = ok(&["--help"]);
+    assert!(help.starts_with("Examples:\n  vram-budget estimate"), "{help}");
+    for subcommand in ["estimate", "probe", "validate", "schema"] {
+        assert!(help.contains(subcommand));
+        assert!(!ok(&[subcommand, "--help"]).is_empty());
+    }
+    assert!(ok(&["--version"]).starts_with("vram-budget "));
+}
+
+#[test]
+fn wrong_usage_is_exit_code_2_and_says_so_on_stderr() {
+    for args in [
+        &[][..],
+        &["estimate"],
+        &["estimate", "gpt2", "--precision", "fp8"],
+        &["estimate", "gpt2", "--gpu-memory", "many"],
+        &["estimate", "gpt2", "--micro-batch", "-1"],
+        &["estimate", "gpt2", "--gpu", "T4", "--gpu-memory", "16 GiB"],
+        &["estimate", "gpt2", "--config", "config.json"],
+        &["estimate", "gpt2", "--unit", "GiB"],
+        &["validate"],
+        &["schema", "page"],
+        &["frobnicate"],
+    ] {
+        let done = run(args);
+        assert_eq!((done.code, done.out.as_str()), (2, ""), "{args:?}");
+        assert!(!done.talk.is_empty(), "{args:?}");
+    }
+}
+
+const JOB: [&str; 10] = [
+    "estimate",
+    "llama-3.2-1b",
+    "--gpu",
+    "RTX 4090",
+    "--precision",
+    "pure_bf16",
+    "--in-use",
+    "0 B",
+    "--seq-len",
+    "1024",
+];
+
+#[test]
+fn an_estimate_begins_with_the_verdict_and_has_no_colour_in_a_pipe() {
+    let text = ok(&JOB);
+    assert!(text.starts_with("Fits: needs "), "{text}");
+    assert!(!text.contains('\u{1b}'), "{text}");
+    for word in ["Weights", "Optimizer step", "Allocated peak", "Rigid cost", "Throughput", "llama-3.2-1b on RTX 4090"]
+    {
+        assert!(text.contains(word), "{word}:\n{text}");
+    }
+}
+
+#[test]
+fn colour_is_forced_and_forbidden_by_the_environment() {
+    let with = |name: &str| {
+        let out = command(&JOB).env(name, "1").output().unwrap();
+        String::from_utf8(out.stdout).unwrap()
+    };
+    assert!(with("CLICOLOR_FORCE").contains("\u{1b}[1;32m"));
+    assert!(!with("NO_COLOR").contains('\u{1b}'));
+}
+
+#[test]
+fn the_json_document_has_tiers_parts_and_provenance_and_its_sums_agree() {
+    let document = json(&[&JOB[..], &["--json"]].concat());
+    assert_eq!(document["verdict"], "fits");
+    let peak = |tier: &str| document["tiers"][tier]["peak_bytes"].as_u64().unwrap();
+    assert!(peak("requested") <= peak("allocated"));
+    assert!(peak("allocated") <= peak("reserved"));
+    assert_eq!(peak("process"), peak("reserved") + (500 << 20), "the context of an Ada card");
+    for tier in ["requested", "allocated", "reserved", "process"] {
+        let provenance = &document["tiers"][tier]["provenance"];
+        assert!(provenance["kind"].is_string() && provenance["source"].is_string(), "{tier}");
+    }
+    let parts = document["parts"].as_object().unwrap();
+    assert_eq!(parts.len(), 5);
+    let binding = document["binding"].as_str().unwrap();
+    let total = |instant: &str| parts.values().map(|p| p[instant].as_u64().unwrap()).sum::<u64>();
+    for instant in ["forward", "loss", "backward", "step"] {
+        assert!(total(instant) <= total(binding), "{instant}");
+    }
+    // Counted with transformers' own class.
+    assert_eq!(document["parameters"], 1_235_814_400);
+    assert!(parts["weights"]["step"].as_u64().unwrap() >= 2 * 1_235_814_400);
+    let lines = document["bill"]["columns"][0]["cells"][0]["lines"].as_array().unwrap();
+    assert!(lines.iter().all(|l| l["formula"].is_string() && l["provenance"]["kind"].is_string()));
+}
+
+#[test]
+fn the_plan_in_the_document_gives_the_same_document() {
+    let first = ok(&[&JOB[..], &["--json"]].concat());
+    let document: Value = serde_json::from_str(&first).unwrap();
+    let plan = file("plan.json", &document["plan"].to_string());
+    let plan = plan.to_str().unwrap();
+    assert_eq!(ok(&["estimate", "--plan", plan, "--json"]), first);
+    let longer = json(&["estimate", "--plan", plan, "--seq-len", "2048", "--json"]);
+    assert_eq!(longer["plan"]["recipe"]["seq_len"], 2048, "flags change the plan");
+    assert_eq!(longer["plan"]["recipe"]["precision"], "pure_bf16");
+}
+
+#[test]
+fn a_config_is_read_from_stdin() {
+    let config = r#"{"model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 4, "vocab_size": 100}"#;
+    let done = fed(&["estimate", "--config", "-"], config);
+    assert_eq!(done.code, 0, "{}", done.talk);
+    assert!(done.out.starts_with("Cannot tell: needs "), "no GPU is given: {}", done.out);
+}
+
+#[test]
+fn what_cannot_be_estimated_is_rejected_with_every_reason() {
+    let config = r#"{"model_type": "llama", "hidden_size": 100, "num_attention_heads": 3, "num_hidden_layers": 0,
+        "vocab_size": -5, "intermediate_size": 1.5}"#;
+    let cases = [
+        run(&["estimate", "lama-3.1-8b", "--gpu", "RTX 9999"]),
+        run(&["estimate", "falcon-7b"]),
+        run(&["estimate", "gpt2", "--micro-batch", "0"]),
+        run(&["estimate", "gpt2", "--margin-low", "2"]),
+        fed(&["estimate", "--config", "-"], config),
+        fed(&["estimate", "--config", "-"], r#"{"model_type": "mamba"}"#),
+        fed(&["estimate", "--config", "-"], "[]"),
+        fed(&["estimate", "--config", "-"], "{\"a\": "),
+        fed(&["estimate", "--plan", "-"], r#"{"version": 1, "model": {"preset": "gpt2"}, "recipe": {"sequence": 9}}"#),
+        fed(&["estimate", "--plan", "-"], r#"{"version": 7, "model": {"preset": "gpt2"}}"#),
+        fed(&["estimate", "gpt2", "--measured", "-"], "lorem ipsum"),
+        fed(&["estimate", "gpt2", "--measured", "-"], r#"{"base": 1.5, "forward_delta": 1, "peak": 9}"#),
+        fed(&["validate", "-"], "{\"id\": 3}\n"),
+        fed(&["validate", "-"], "lorem ipsum\n"),
+    ];
+    let told: Vec<&str> = cases.iter().map(rejected).collect();
+    insta::assert_snapshot!(told.join("\n"));
+}
+
+#[test]
+fn files_that_are_missing_folders_or_too_large_are_told_apart() {
+    let missing = run(&["estimate", "--plan", "/nonexistent/plan.json"]);
+    assert_eq!((missing.code, missing.out.as_str()), (1, ""));
+    assert!(missing.talk.contains("/nonexistent/plan.json"), "{}", missing.talk);
+    assert!(rejected(&run(&["validate", env!("CARGO_TARGET_TMPDIR")])).contains("folder"));
+    let large = |name: &str, bytes: u64| {
+        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+        // Sparse: it takes no room.
+        File::create(&path).unwrap().set_len(bytes).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    assert!(rejected(&run(&["estimate", "--config", &large("config", (32 << 20) + 1)])).contains("32 MiB"));
+    assert!(rejected(&run(&["validate", &large("cases", (2 << 30) + 1)])).contains("2 GiB"));
+    assert!(rejected(&run(&["validate", &large("line", 40 << 20)])).contains("line 1 is larger than 32 MiB"));
+}
+
+#[test]
+fn a_reader_that_closes_the_pipe_has_what_it_wanted() {
+    let cases = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/training-steps/cases.jsonl");
+    let mut child =
+        command(&["validate", "--json", cases]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    drop(child.stdout.take());
+    let done = child.wait_with_output().unwrap();
+    assert_eq!((done.status.code(), String::from_utf8(done.stderr).unwrap().as_str()), (Some(0), ""));
+}
+
+#[test]
+fn a_measurement_is_put_beside_the_prediction() {
+    let script = r#"{"base": 2600000000, "forward_delta": 1900000000, "backward_delta": 700000000,
+        "step_delta": 4900000000, "peak": 10400000000}"#;
+    let measured = file("script.json", script);
+    let measured = measured.to_str().unwrap();
+    let text = ok(&[&JOB[..], &["--measured", measured]].concat());
+    assert!(text.contains("first.peak"), "{text}");
+    let document = json(&[&JOB[..], &["--measured", measured, "--json"]].concat());
+    let rows = document["measured"].as_array().unwrap();
+    assert_eq!(rows.len(), 5);
+    for row in rows {
+        let of = |key: &str| row[key].as_i64().unwrap();
+        assert_eq!(of("difference"), of("predicted") - of("measured"), "{row}");
+    }
+    let mega = r#"{"base": 2600, "forward_delta": 1900, "backward_delta": 700, "step_delta": 4900, "peak": 10400}"#;
+    let mega = file("mega.json", mega);
+    let asked = run(&[&JOB[..], &["--measured", mega.to_str().unwrap()]].concat());
+    assert!(rejected(&asked).contains("--unit MiB|MB"), "{}", asked.talk);
+}
+
+/// Two cases of the reference file, one of them with LoRA, and an out-of-memory run.
+fn some_cases() -> Vec<&'static str> {
+    let all = include_str!("data/training-steps/cases.jsonl");
+    let find =
+        |what: &dyn Fn(&Value) -> bool| all.lines().find(|line| what(&serde_json::from_str(line).unwrap())).unwrap();
+    let llama = |v: &Value| v["case"]["model"]["model_type"] == "llama";
+    vec![
+        find(&|v| llama(v) && v["case"]["recipe"]["lora"].is_null() && v["result"]["oom"].is_null()),
+        find(&|v| llama(v) && v["case"]["recipe"]["lora"].is_object()),
+        find(&|v| llama(v) && v["result"]["oom"].is_object()),
+        find(&|v| v["case"]["model"]["model_type"] == "bert"),
+    ]
+}
+
+#[test]
+fn cases_are_predicted_by_name_and_refused_by_reason() {
+    let cases = some_cases();
+    let path = file("cases.jsonl", &cases.join("\n"));
+    let path = path.to_str().unwrap();
+    let lines: Vec<Value> =
+        ok(&["validate", "--json", path]).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(lines.len(), 4);
+    let source: Value = serde_json::from_str(cases[0]).unwrap();
+    let [full, lora, oom, bert] = &lines[..] else { panic!() };
+    assert_eq!((&full["id"], &full["family"], &full["refused"]), (&source["id"], &"llama".into(), &Value::Null));
+    for name in ["max_allocated", "max_reserved", "base", "params", "optimizer_state"] {
+        let pair = &full["readings"][name];
+        assert_eq!(pair["measured"], source["result"][name], "{name}");
+        assert!(pair["predicted"].is_i64(), "{name}: {pair}");
+    }
+    for name in ["forward_peak", "backward_peak", "step_peak", "after_step", "after_zero_grad", "grads", "inputs"] {
+        for step in ["first", "steady"] {
+            let pair = &full["readings"][format!("{step}.{name}")];
+            assert_eq!(pair["measured"], source["result"][step][name], "{step}.{name}");
+            assert!(pair["predicted"].is_i64(), "{step}.{name}");
+        }
+    }
+    assert!(lora["refused"].as_str().unwrap().contains("lora"), "{lora}");
+    assert_eq!(lora["readings"], serde_json::json!({}));
+    assert_eq!(oom["out_of_memory"], true);
+    assert!(oom["readings"]["max_allocated"]["measured"].is_null(), "what an OOM run reached is no peak");
+    assert!(bert["refused"].as_str().unwrap().contains("Bert"), "{bert}");
+
+    let table = ok(&["validate", path]);
+    assert!(table.starts_with("4 cases, 2 predicted, 2 refused, 1 ran out of memory"), "{table}");
+    assert!(table.lines().any(|l| l.starts_with("llama") && l.contains("max_allocated")), "{table}");
+}
+
+#[test]
+fn measurement_documents_with_a_plan_are_validated_too() {
+    let document = r#"{
+      "format": "vram-budget-measurement", "version": 1, "id": "mine",
+      "plan": {"version": 1, "model": {"preset": "gpt2"}},
+      "readings": [{"name": "params", "tier": "allocated", "bytes": 497759232}]
+    }"#;
+    let done = fed(&["validate", "--json", "-"], document);
+    assert_eq!(done.code, 0, "{}", done.talk);
+    let line: Value = serde_json::from_str(&done.out).unwrap();
+    assert_eq!((&line["id"], &line["family"]), (&"mine".into(), &"gpt2".into()));
+    // GPT-2's 124,439,808 parameters in FP32.
+    assert_eq!(line["readings"]["params"], serde_json::json!({ "predicted": 497_759_232, "measured": 497_759_232 }));
+    let one_line: String = document.split_whitespace().collect();
+    assert_eq!(fed(&["validate", "--json", "-"], &one_line).out, done.out);
+    let no_plan = document.replace(r#""plan": {"version": 1, "model": {"preset": "gpt2"}},"#, "");
+    assert!(rejected(&fed(&["validate", "-"], &no_plan)).contains("no plan"));
+}
+
+#[test]
+fn events_print_one_tensor_a_line() {
+    let text = ok(&["estimate", "gpt2", "--events"]);
+    let lines: Vec<&str> = text.lines().collect();
+    assert!(lines.len() > 500, "{}", lines.len());
+    // 50,257 × 768 × 4 bytes: the embedding comes first.
+    assert!(lines.iter().take(3).any(|l| l.contains("154389504")), "{}", lines[..3].join("\n"));
+}
+
+#[test]
+fn schemas_are_json_and_describe_the_documents() {
+    let both = json(&["schema"]);
+    for (document, field) in [("plan", "recipe"), ("measurement", "readings")] {
+        assert!(both[document]["properties"][field].is_object(), "{document}");
+        assert_eq!(json(&["schema", document]), both[document]);
+    }
+}
+
+/// With a driver, a document; without one, exit code 3 and what was tried.
+#[test]
+fn a_probe_finds_gpus_or_says_what_it_tried() {
+    let done = run(&["probe"]);
+    match done.code {
+        0 => {
+            let document: Value = serde_json::from_str(&done.out).unwrap();
+            assert_eq!(document["format"], "vram-budget-measurement");
+            assert!(!document["gpus"].as_array().unwrap().is_empty());
+        }
+        code => {
+            assert_eq!((code, done.out.as_str()), (3, ""));
+            assert!(done.talk.contains("libnvidia-ml.so.1"), "{}", done.talk);
+        }
+    }
+}
