@@ -15,7 +15,7 @@ use crate::recipe::Precision;
 use crate::step::readings::Readings;
 use crate::step::replay::replay;
 use crate::step::tape::Device;
-use crate::step::train::{Walk, walk};
+use crate::step::train::{TooLarge, Walk, walk, walk_short};
 use crate::units::Bytes;
 
 /// Everything that follows from a plan.
@@ -95,9 +95,20 @@ impl Job {
     /// # Errors
     /// [`IssueKind::TooLarge`] when a tensor exceeds what the arithmetic carries.
     pub fn walk(&self, plan: &Plan, precision: Precision) -> Result<Walk, Vec<Issue>> {
-        walk(self.model.as_ref(), &plan.recipe, precision, self.device, &plan.framework, 2)
-            .map_err(|_| vec![Issue::new("recipe", IssueKind::TooLarge)])
+        walk(self.model.as_ref(), &plan.recipe, precision, self.device, &plan.framework, 2).map_err(too_large)
     }
+
+    /// As [`Job::walk`], of identical layers only a few: enough for the bill.
+    ///
+    /// # Errors
+    /// [`IssueKind::TooLarge`] when a tensor exceeds what the arithmetic carries.
+    pub fn walk_short(&self, plan: &Plan, precision: Precision) -> Result<Walk, Vec<Issue>> {
+        walk_short(self.model.as_ref(), &plan.recipe, precision, self.device, &plan.framework, 2).map_err(too_large)
+    }
+}
+
+fn too_large(_: TooLarge) -> Vec<Issue> {
+    vec![Issue::new("recipe", IssueKind::TooLarge)]
 }
 
 /// The model of a plan: a preset's config, or the user's.
@@ -164,12 +175,13 @@ pub fn estimate(plan: &Plan) -> Result<Estimate, Vec<Issue>> {
     if precision == Precision::RuleOfThumb {
         return Ok(rule_of_thumb(parameters));
     }
+    let short = job.walk_short(plan, precision)?;
     let walk = job.walk(plan, precision)?;
     let config = Config { alloc_conf: job.alloc_conf.clone(), ..Config::new(plan.framework.pytorch) };
     // Without a limit nothing can fail, save a request beyond what PyTorch itself accepts.
     let readings = replay(&walk, &config).map_err(|_| vec![Issue::new("recipe", IssueKind::TooLarge)])?;
     let sources = sources(plan);
-    let bill = bill::bill(&walk, job.model.symbols(&plan.recipe), &sources);
+    let bill = bill::bill(&short, job.model.symbols(&plan.recipe), &sources);
     let tiers = tiers(&readings, &job.hardware, plan);
     let mut notes = Vec::new();
     if job.text_part_only {
@@ -181,7 +193,7 @@ pub fn estimate(plan: &Plan) -> Result<Estimate, Vec<Issue>> {
     if plan.recipe.grad_accum > crate::step::train::MAX_WALKED_MICRO_BATCHES {
         notes.push(Note::MicroBatchesAlike);
     }
-    Ok(Estimate { bill, tiers, timeline: bill::timeline(&walk), readings: Some(readings), notes, parameters })
+    Ok(Estimate { bill, tiers, timeline: bill::timeline(&short), readings: Some(readings), notes, parameters })
 }
 
 /// Unique parameters, tied ones once.

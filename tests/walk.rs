@@ -1,12 +1,13 @@
 //! Laws of the walk, and the walk against recorded steps.
 
 use proptest::prelude::*;
-use vram_budget::bill::{Instant, Part};
+use vram_budget::bill::{Instant, Part, Sources, bill, modelled};
 use vram_budget::estimate::{Job, estimate};
 use vram_budget::model::ModelSource;
 use vram_budget::plan::{Framework, PLAN_VERSION, Plan, Policy};
 use vram_budget::recipe::{Attention, Checkpointing, Optimizer, OptimizerImpl, OptimizerName, Precision, Recipe};
 use vram_budget::step::log::Event;
+use vram_budget::step::train::{Walk, walk_literally, walk_short};
 
 fn plan(config: serde_json::Value, recipe: Recipe) -> Plan {
     let serde_json::Value::Object(config) = config else { unreachable!("a config is an object") };
@@ -55,6 +56,24 @@ prop_compose! {
             ..Recipe::default()
         }
     }
+}
+
+/// What a walk does, without numbers of storages: each allocation with the bytes alive after it.
+fn story(walk: &Walk) -> Vec<(u64, &'static str, &'static str, Part, u64)> {
+    let mut live = 0;
+    let mut story = Vec::new();
+    for event in &walk.events {
+        match event {
+            Event::Alloc(id) => {
+                let t = &walk.tensors[*id as usize];
+                live += t.bytes.get();
+                story.push((t.bytes.get(), t.scope, t.op, t.part, live));
+            }
+            Event::Free(id) => live -= walk.tensors[*id as usize].bytes.get(),
+            _ => {}
+        }
+    }
+    story
 }
 
 proptest! {
@@ -112,6 +131,25 @@ proptest! {
                 prop_assert!(*a <= b, "change {}: {} > {}", i, a, b);
             }
         }
+    }
+
+    /// A model of many layers, of which a few were walked and one repeated, equals the model with every layer written
+    /// out: the same allocations in the same order, the same live sums after each, the same bill.
+    #[test]
+    fn repeated_layers_equal_layers_written_out(recipe in any_recipe(), gpt in any::<bool>(), layers in 5u64..11, clip in any::<bool>()) {
+        let clip = clip && recipe.precision != Some(Precision::Bf16Master);
+        let recipe = Recipe { clip_grad: clip.then_some(1.0), ..recipe };
+        let plan = plan(if gpt { gpt2(layers, 64) } else { llama(layers, 64) }, recipe);
+        let precision = plan.recipe.precision.unwrap();
+        let job = Job::of(&plan).unwrap();
+        let literal = walk_literally(job.model.as_ref(), &plan.recipe, precision, job.device, &plan.framework, 2).unwrap();
+        let expanded = job.walk(&plan, precision).unwrap();
+        prop_assert_eq!(story(&literal), story(&expanded));
+        let short = walk_short(job.model.as_ref(), &plan.recipe, precision, job.device, &plan.framework, 2).unwrap();
+        prop_assert_eq!(short.repeats, layers - 5);
+        let sources = Sources { weights: modelled("w"), states: modelled("s"), autograd: modelled("a") };
+        let columns = |w: &Walk| bill(w, Vec::new(), &sources).columns.iter().map(|c| c.parts).collect::<Vec<_>>();
+        prop_assert_eq!(columns(&literal), columns(&short));
     }
 
     /// Checkpointing never raises what is alive when forward ends.

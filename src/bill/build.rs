@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::bill::{Bill, Cell, Column, Instant, Line, Part, PartBytes, Provenance, ProvenanceKind, TimelinePoint};
 use crate::step::log::{Event, Mark, TensorInfo};
+use crate::step::repeat::stand_in;
 use crate::step::shape::Symbol;
 use crate::step::train::Walk;
 use crate::units::Bytes;
@@ -32,17 +33,29 @@ impl Sources {
     }
 }
 
-/// The live set while events go by.
+/// The live set while events go by. Of a short walk the third layer stands for several.
 struct Live<'a> {
     tensors: &'a [TensorInfo],
+    repeats: u64,
     parts: Vec<Option<Part>>,
-    bytes: PartBytes,
-    total: u64,
+    /// By layer walked, outside first; a walk that is written out has one entry.
+    layers: [PartBytes; 6],
+    layer: u32,
 }
 
 impl<'a> Live<'a> {
-    fn new(tensors: &'a [TensorInfo]) -> Self {
-        Self { tensors, parts: vec![None; tensors.len()], bytes: PartBytes::default(), total: 0 }
+    fn new(walk: &'a Walk) -> Self {
+        Self {
+            tensors: &walk.tensors,
+            repeats: walk.repeats,
+            parts: vec![None; walk.tensors.len()],
+            layers: [PartBytes::default(); 6],
+            layer: 0,
+        }
+    }
+
+    fn layer_of(&self, info: &TensorInfo) -> usize {
+        if self.repeats == 0 { 0 } else { (info.layer as usize).min(5) }
     }
 
     fn apply(&mut self, event: Event) {
@@ -50,24 +63,51 @@ impl<'a> Live<'a> {
             Event::Alloc(id) => {
                 let info = &self.tensors[id as usize];
                 self.parts[id as usize] = Some(info.part);
-                self.bytes.0[info.part as usize] += info.bytes;
-                self.total += info.bytes.get();
+                self.layers[self.layer_of(info)].0[info.part as usize] += info.bytes;
             }
             Event::Free(id) => {
                 if let Some(part) = self.parts[id as usize].take() {
-                    let bytes = self.tensors[id as usize].bytes;
-                    self.bytes.0[part as usize] = self.bytes.0[part as usize] - bytes;
-                    self.total -= bytes.get();
+                    let info = &self.tensors[id as usize];
+                    let sum = &mut self.layers[self.layer_of(info)].0[part as usize];
+                    *sum = *sum - info.bytes;
                 }
             }
             Event::Becomes(id, part) => {
                 if let Some(before) = self.parts[id as usize].replace(part) {
-                    let bytes = self.tensors[id as usize].bytes;
-                    self.bytes.0[before as usize] = self.bytes.0[before as usize] - bytes;
-                    self.bytes.0[part as usize] += bytes;
+                    let info = &self.tensors[id as usize];
+                    let sums = &mut self.layers[self.layer_of(info)].0;
+                    sums[before as usize] = sums[before as usize] - info.bytes;
+                    sums[part as usize] += info.bytes;
                 }
             }
+            Event::Layer(layer) => self.layer = layer,
             Event::Enter(_) | Event::Mark(_) | Event::EmptyCache => {}
+        }
+    }
+
+    /// The live set's sums, or none while no moment can be a phase's highest.
+    fn sums(&self) -> Option<PartBytes> {
+        let mut sums = self.layers[0];
+        if self.repeats == 0 {
+            return Some(sums);
+        }
+        let stand_in = stand_in(self.layer)? as usize;
+        for layer in &self.layers[1..] {
+            for (sum, bytes) in sums.0.iter_mut().zip(&layer.0) {
+                *sum += *bytes;
+            }
+        }
+        for (sum, bytes) in sums.0.iter_mut().zip(&self.layers[stand_in].0) {
+            *sum += Bytes(bytes.get() * self.repeats);
+        }
+        Some(sums)
+    }
+
+    /// How many tensors `info` stands for.
+    fn times(&self, info: &TensorInfo) -> u64 {
+        match stand_in(self.layer) {
+            Some(layer) if self.repeats > 0 && layer == info.layer => 1 + self.repeats,
+            _ => 1,
         }
     }
 }
@@ -86,11 +126,12 @@ pub fn bill(walk: &Walk, symbols: Vec<(&'static str, u64)>, sources: &Sources) -
     let highest = highest_moments(walk, &step);
     let mut columns = Vec::new();
     for (instant, moment) in Instant::ALL.into_iter().zip(highest) {
-        let mut live = Live::new(&walk.tensors);
+        let mut live = Live::new(walk);
         for event in &walk.events[..moment] {
             live.apply(*event);
         }
-        columns.push(Column { instant, parts: live.bytes, cells: cells(&live, sources) });
+        let parts = live.sums().unwrap_or_default();
+        columns.push(Column { instant, parts, cells: cells(&live, &parts, sources) });
     }
     let binding = columns.iter().max_by_key(|c| c.parts.total()).map_or(Instant::Step, |c| c.instant);
     Bill { columns, binding, symbols: symbols.into_iter().map(|(s, n)| (s.to_owned(), n)).collect() }
@@ -98,7 +139,7 @@ pub fn bill(walk: &Walk, symbols: Vec<(&'static str, u64)>, sources: &Sources) -
 
 /// For each instant, how many events lie before its highest moment is reached and past.
 fn highest_moments(walk: &Walk, step: &core::ops::Range<usize>) -> [usize; 4] {
-    let mut live = Live::new(&walk.tensors);
+    let mut live = Live::new(walk);
     let mut best = [(0u64, step.start); 4];
     let mut instant = Instant::Forward;
     for (at, event) in walk.events[..step.end].iter().enumerate() {
@@ -106,15 +147,19 @@ fn highest_moments(walk: &Walk, step: &core::ops::Range<usize>) -> [usize; 4] {
         if let Event::Enter(entered) = event {
             instant = *entered;
         }
-        let seen = &mut best[instant as usize];
-        if at >= step.start && live.total > seen.0 {
-            *seen = (live.total, at + 1);
+        // Only an allocation can be a new height.
+        if at >= step.start
+            && matches!(event, Event::Alloc(_))
+            && let Some(total) = live.sums().map(|s| s.total().get())
+            && total > best[instant as usize].0
+        {
+            best[instant as usize] = (total, at + 1);
         }
     }
     best.map(|(_, at)| at)
 }
 
-fn cells(live: &Live<'_>, sources: &Sources) -> Vec<Cell> {
+fn cells(live: &Live<'_>, parts: &PartBytes, sources: &Sources) -> Vec<Cell> {
     // Alike: the same module, operation, element size and dimensions.
     type Key = (&'static str, &'static str, u64, Vec<(u64, String)>);
     let mut groups: [BTreeMap<Key, u64>; 5] = Default::default();
@@ -125,7 +170,7 @@ fn cells(live: &Live<'_>, sources: &Sources) -> Vec<Cell> {
         }
         let dims = info.dims.iter().filter(|d| d.n != 1 || d.sym.symbols().next().is_some());
         let dims = dims.map(|d| (d.n, letters(d.sym.symbols()))).collect();
-        *groups[*part as usize].entry((info.scope, info.op, info.element, dims)).or_default() += 1;
+        *groups[*part as usize].entry((info.scope, info.op, info.element, dims)).or_default() += live.times(info);
     }
     let cell = |part: Part| {
         let mut lines: Vec<Line> = groups[part as usize]
@@ -146,7 +191,7 @@ fn cells(live: &Live<'_>, sources: &Sources) -> Vec<Cell> {
             })
             .collect();
         lines.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.label.cmp(&b.label)));
-        Cell { part, bytes: live.bytes.get(part), lines }
+        Cell { part, bytes: parts.get(part), lines }
     };
     Part::ALL.map(cell).into()
 }
@@ -166,11 +211,11 @@ fn product(element: u64, factors: impl Iterator<Item = String>) -> String {
 }
 
 /// The last step as a picture can hold it: in each stretch of events the highest moment, at most
-/// [`MAX_TIMELINE_POINTS`] of them.
+/// [`MAX_TIMELINE_POINTS`] of them. Of a short walk, the repeated layers are drawn as one slope.
 #[must_use]
 pub fn timeline(walk: &Walk) -> Vec<TimelinePoint> {
     let step = last_step(&walk.events);
-    let mut live = Live::new(&walk.tensors);
+    let mut live = Live::new(walk);
     for event in &walk.events[..step.start] {
         live.apply(*event);
     }
@@ -184,9 +229,10 @@ pub fn timeline(walk: &Walk) -> Vec<TimelinePoint> {
             if let Event::Enter(entered) = event {
                 instant = *entered;
             }
-            if best.as_ref().is_none_or(|(total, _)| live.total > *total) {
-                let at = (i * stretch + j) as u64;
-                best = Some((live.total, TimelinePoint { at, instant, parts: live.bytes }));
+            let Some(parts) = live.sums() else { continue };
+            let total = parts.total().get();
+            if best.as_ref().is_none_or(|(most, _)| total > *most) {
+                best = Some((total, TimelinePoint { at: (i * stretch + j) as u64, instant, parts }));
             }
         }
         points.extend(best.map(|(_, p)| p));

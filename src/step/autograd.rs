@@ -36,6 +36,7 @@ pub(crate) struct Gradient {
 pub struct Node {
     sequence: u64,
     scope: &'static str,
+    layer: u32,
     apply: RefCell<Option<Apply>>,
     edges: RefCell<Vec<Option<Edge>>>,
     /// What each output's gradient must look like.
@@ -59,6 +60,7 @@ impl Node {
         Rc::new(Self {
             sequence: u64::MAX,
             scope: "",
+            layer: 0,
             apply: RefCell::new(None),
             edges: RefCell::default(),
             outputs: RefCell::new(vec![(shape, dtype)]),
@@ -86,6 +88,7 @@ impl Recorder {
             Rc::new(Node {
                 sequence: tape.next_sequence(),
                 scope: tape.scope_name(),
+                layer: tape.layer(),
                 apply: RefCell::new(None),
                 edges: RefCell::new(inputs.iter().map(|t| t.edge()).collect()),
                 outputs: RefCell::default(),
@@ -194,6 +197,7 @@ fn run(tape: &Tape, root: Edge, grad: Tensor) {
             tape.set_scope(before);
             continue;
         }
+        tape.set_layer(node.layer);
         let apply = node.apply.take();
         let Some(mut apply) = apply else { continue };
         let mut outputs = apply(tape, &inputs);

@@ -20,6 +20,8 @@ pub enum Event {
     Enter(Instant),
     /// A reading is taken here.
     Mark(Mark),
+    /// The following events belong to this layer, counted from 1; 0 is outside the layers.
+    Layer(u32),
     /// `torch.cuda.empty_cache()`: free segments go back to the driver.
     EmptyCache,
 }
@@ -58,10 +60,20 @@ pub struct TensorInfo {
     pub dims: [Dim; MAX_RANK],
     /// The part at allocation.
     pub part: Part,
+    /// The layer it was allocated in, counted from 1; 0 is outside the layers.
+    pub layer: u32,
     /// The module: `attention`, `mlp`, `loss`.
     pub scope: &'static str,
     /// The operation: `matmul`, `softmax`, `grad of mul`.
     pub op: &'static str,
+}
+
+/// What a storage belongs to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Belongs {
+    pub(crate) part: Part,
+    pub(crate) layer: u32,
+    pub(crate) scope: &'static str,
 }
 
 /// The log of a walk.
@@ -74,7 +86,8 @@ pub struct Log {
 
 impl Log {
     /// Notes an allocation and returns its number. A size past 2⁵³ bytes sets [`Log::overflowed`] and counts as zero.
-    pub(crate) fn alloc(&self, shape: &Shape, element: u64, part: Part, scope: &'static str, op: &'static str) -> u32 {
+    pub(crate) fn alloc(&self, shape: &Shape, element: u64, of: Belongs, op: &'static str) -> u32 {
+        let Belongs { part, layer, scope } = of;
         let bytes = shape.numel().and_then(|n| n.checked_mul(element)).filter(|&b| b <= MAX_DOCUMENT_BYTES);
         if bytes.is_none() {
             self.overflow.set(true);
@@ -88,7 +101,7 @@ impl Log {
             self.overflow.set(true);
             return 0;
         };
-        tensors.push(TensorInfo { bytes: Bytes(bytes.unwrap_or(0)), element, dims, part, scope, op });
+        tensors.push(TensorInfo { bytes: Bytes(bytes.unwrap_or(0)), element, dims, part, layer, scope, op });
         self.push(Event::Alloc(id));
         id
     }

@@ -9,6 +9,7 @@ pub mod checkpoint;
 pub mod log;
 pub mod ops;
 pub mod readings;
+pub mod repeat;
 pub mod replay;
 pub mod shape;
 pub mod tape;

@@ -87,6 +87,7 @@ impl Run<'_> {
                 self.parts[at] = part;
             }
             Event::Enter(instant) => self.instant = instant,
+            Event::Layer(_) => {}
             Event::EmptyCache => self.allocator.empty_cache(),
             Event::Mark(mark) => self.read(mark),
         }

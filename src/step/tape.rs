@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use crate::bill::{Instant, Part};
 use crate::step::checkpoint::Hooks;
-use crate::step::log::{Event, Log, Mark};
+use crate::step::log::{Belongs, Event, Log, Mark};
 use crate::step::shape::{Dim, Shape};
 use crate::step::tensor::{Dtype, Storage, Tensor};
 
@@ -33,6 +33,7 @@ pub(crate) struct State {
     pub(crate) stopped: Cell<bool>,
     sequence: Cell<u64>,
     scope: Cell<&'static str>,
+    layer: Cell<u32>,
     instant: Cell<Instant>,
     /// Whether this is the thread that runs backward: it has cuBLAS handles of its own.
     backward_thread: Cell<bool>,
@@ -57,6 +58,7 @@ impl Tape {
             stopped: Cell::new(false),
             sequence: Cell::new(0),
             scope: Cell::new(""),
+            layer: Cell::new(0),
             instant: Cell::new(Instant::Forward),
             backward_thread: Cell::new(false),
             workspaces: RefCell::default(),
@@ -72,7 +74,8 @@ impl Tape {
     /// A new tensor, contiguous unless `shape` says otherwise, outside the graph.
     #[must_use]
     pub fn empty(&self, shape: Shape, dtype: Dtype, part: Part, op: &'static str) -> Tensor {
-        let id = (!self.0.stopped.get()).then(|| self.0.log.alloc(&shape, dtype.bytes(), part, self.0.scope.get(), op));
+        let of = Belongs { part, layer: self.0.layer.get(), scope: self.0.scope.get() };
+        let id = (!self.0.stopped.get()).then(|| self.0.log.alloc(&shape, dtype.bytes(), of, op));
         Tensor::new(Rc::new(Storage::new(id, self)), shape, dtype)
     }
 
@@ -126,6 +129,17 @@ impl Tape {
         let out = body();
         self.set_scope(before);
         out
+    }
+
+    /// Says which layer's operations follow, counted from 1; 0 is outside the layers.
+    pub fn set_layer(&self, layer: u32) {
+        if self.0.layer.replace(layer) != layer {
+            self.0.log.push(Event::Layer(layer));
+        }
+    }
+
+    pub(crate) fn layer(&self) -> u32 {
+        self.0.layer.get()
     }
 
     pub(crate) fn scope_name(&self) -> &'static str {

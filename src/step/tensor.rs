@@ -77,6 +77,8 @@ impl Drop for Storage {
 #[derive(Debug)]
 pub(crate) struct Leaf {
     pub(crate) id: u32,
+    /// The layer it belongs to, counted from 1; 0 is outside the layers.
+    pub(crate) layer: u32,
     pub(crate) accumulate: Rc<Node>,
     pub(crate) grad: Rc<Gradient>,
 }
@@ -103,10 +105,15 @@ impl Tensor {
     /// A trainable parameter of the model: a leaf that gathers a gradient.
     #[must_use]
     pub fn parameter(tape: &Tape, id: u32, shape: Shape, dtype: Dtype) -> Self {
-        let data = tape.empty(shape, dtype, Part::Weights, "parameter");
+        Self::leaf_of(tape, id, shape, dtype, Part::Weights, "parameter")
+    }
+
+    /// A leaf that serves `part`.
+    pub(crate) fn leaf_of(tape: &Tape, id: u32, shape: Shape, dtype: Dtype, part: Part, op: &'static str) -> Self {
+        let data = tape.empty(shape, dtype, part, op);
         let grad: Rc<Gradient> = Rc::default();
         let accumulate = Node::accumulate(grad.clone(), shape, dtype);
-        let leaf = Rc::new(Leaf { id, accumulate, grad });
+        let leaf = Rc::new(Leaf { id, layer: tape.layer(), accumulate, grad });
         Self(Rc::new(Impl {
             storage: data.0.storage.clone(),
             shape,
@@ -178,6 +185,13 @@ impl Tensor {
     #[must_use]
     pub fn requires_grad(&self) -> bool {
         self.0.grad_fn.is_some() || self.0.leaf.is_some()
+    }
+
+    /// Says that what follows belongs to this parameter's layer.
+    pub(crate) fn enter_layer(&self, tape: &Tape) {
+        if let Some(leaf) = self.leaf() {
+            tape.set_layer(leaf.layer);
+        }
     }
 
     pub(crate) fn leaf(&self) -> Option<&Rc<Leaf>> {

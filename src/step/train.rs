@@ -11,6 +11,7 @@ use crate::recipe::optimizer::Slots;
 use crate::recipe::{Precision, Recipe, ZeroGrad};
 use crate::step::autograd::backward;
 use crate::step::log::{Event, Mark, TensorInfo};
+use crate::step::repeat::{WALKED_LAYERS, expand};
 use crate::step::shape::{Dim, Shape};
 use crate::step::tape::{Device, Tape};
 use crate::step::tensor::{Dtype, Tensor};
@@ -22,11 +23,36 @@ pub struct Walk {
     pub events: Vec<Event>,
     /// By number.
     pub tensors: Vec<TensorInfo>,
+    /// For how many further layers the third one stands; 0: every layer is written out.
+    pub repeats: u64,
 }
 
 /// Some tensor of the step exceeds what the arithmetic carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TooLarge;
+
+/// Walks `steps` steps of `recipe` on `model`, a few layers of it where its layers are all alike (see
+/// [`crate::step::repeat`]).
+///
+/// # Errors
+/// [`TooLarge`] when a size passes 2⁵³ bytes.
+pub fn walk_short(
+    model: &dyn Model,
+    recipe: &Recipe,
+    precision: Precision,
+    device: Device,
+    framework: &Framework,
+    steps: u32,
+) -> Result<Walk, TooLarge> {
+    let whole = Whole::of(model);
+    match (model.layers().checked_sub(WALKED_LAYERS), model.with_layers(WALKED_LAYERS)) {
+        (Some(repeats), Some(short)) if repeats > 0 => {
+            let walk = run(short.as_ref(), &whole, recipe, precision, device, framework, steps)?;
+            Ok(Walk { repeats, ..walk })
+        }
+        _ => run(model, &whole, recipe, precision, device, framework, steps),
+    }
+}
 
 /// Walks `steps` steps of `recipe` on `model`. `precision` is a recipe whose dtypes are walked, not the rule of thumb.
 ///
@@ -34,6 +60,55 @@ pub struct TooLarge;
 /// [`TooLarge`] when a size passes 2⁵³ bytes.
 pub fn walk(
     model: &dyn Model,
+    recipe: &Recipe,
+    precision: Precision,
+    device: Device,
+    framework: &Framework,
+    steps: u32,
+) -> Result<Walk, TooLarge> {
+    let short = walk_short(model, recipe, precision, device, framework, steps)?;
+    match expand(&short) {
+        Some(walk) => Ok(walk),
+        None => run(model, &Whole::of(model), recipe, precision, device, framework, steps),
+    }
+}
+
+/// Walks every layer of `model`, written out: the reference that the repetition must equal.
+///
+/// # Errors
+/// [`TooLarge`] when a size passes 2⁵³ bytes.
+pub fn walk_literally(
+    model: &dyn Model,
+    recipe: &Recipe,
+    precision: Precision,
+    device: Device,
+    framework: &Framework,
+    steps: u32,
+) -> Result<Walk, TooLarge> {
+    run(model, &Whole::of(model), recipe, precision, device, framework, steps)
+}
+
+/// What a few layers cannot tell of the whole model.
+struct Whole {
+    /// Parameter tensors.
+    tensors: u64,
+    /// Blocks of multi-tensor kernels over all parameters.
+    chunks: u64,
+}
+
+impl Whole {
+    fn of(model: &dyn Model) -> Self {
+        /// Elements per block of a multi-tensor kernel.
+        const CHUNK: u64 = 65_536;
+        let parameters = model.parameters();
+        let chunks = |p: &crate::model::family::Parameter| p.shape.numel().unwrap_or(0).div_ceil(CHUNK);
+        Self { tensors: parameters.len() as u64, chunks: parameters.iter().map(chunks).sum() }
+    }
+}
+
+fn run(
+    model: &dyn Model,
+    whole: &Whole,
     recipe: &Recipe,
     precision: Precision,
     device: Device,
@@ -51,7 +126,7 @@ pub fn walk(
         .into_iter()
         .map(|n| tape.empty(Shape::new(&[Dim::plain(n)]), Dtype::F32, Part::Weights, "buffer"))
         .collect();
-    let mut job = Loop::new(&tape, built.as_ref(), recipe, precision);
+    let mut job = Loop::new(&tape, built.as_ref(), whole, recipe, precision);
     tape.empty_cache();
     tape.mark(Mark::Base);
     for _ in 0..steps {
@@ -66,13 +141,14 @@ pub fn walk(
     drop(buffers);
     drop(built);
     tape.drop_workspaces();
-    Ok(Walk { events, tensors })
+    Ok(Walk { events, tensors, repeats: 0 })
 }
 
 /// A job between steps.
 struct Loop<'a> {
     tape: &'a Tape,
     model: &'a dyn Built,
+    whole: &'a Whole,
     recipe: &'a Recipe,
     precision: Precision,
     run: Run,
@@ -93,20 +169,27 @@ struct Master {
 }
 
 impl<'a> Loop<'a> {
-    fn new(tape: &'a Tape, model: &'a dyn Built, recipe: &'a Recipe, precision: Precision) -> Self {
+    fn new(tape: &'a Tape, model: &'a dyn Built, whole: &'a Whole, recipe: &'a Recipe, precision: Precision) -> Self {
         let master = (precision == Precision::Bf16Master).then(|| {
             let of = |part: Part, op: &'static str| -> Vec<Tensor> {
-                model.weights().iter().map(|w| tape.empty(*w.shape(), Dtype::F32, part, op)).collect()
+                let copy = |w: &Tensor| {
+                    w.enter_layer(tape);
+                    Tensor::leaf_of(tape, 0, *w.shape(), Dtype::F32, part, op)
+                };
+                model.weights().iter().map(copy).collect()
             };
             let weights = of(Part::States, "master weight");
             for leaf in model.weights().iter().filter_map(Tensor::leaf) {
                 leaf.grad.handed_on.set(true);
             }
-            Master { weights, _gradients: of(Part::Gradients, "main gradient") }
+            let gradients = of(Part::Gradients, "main gradient");
+            tape.set_layer(0);
+            Master { weights, _gradients: gradients }
         });
         Self {
             tape,
             model,
+            whole,
             recipe,
             precision,
             run: Run::new(tape, recipe),
@@ -189,6 +272,7 @@ impl<'a> Loop<'a> {
         };
         let seed = t.scalar(Dtype::F32, "seed gradient");
         backward(t, &scaled, seed.clone());
+        t.set_layer(0);
         drop(seed);
     }
 
@@ -208,6 +292,7 @@ impl<'a> Loop<'a> {
             Some(master) => self.recipe.optimizer.step(t, &master.weights, &mut self.slots),
             None => self.recipe.optimizer.step(t, self.model.weights(), &mut self.slots),
         }
+        t.set_layer(0);
         drop(found);
     }
 
@@ -224,21 +309,26 @@ impl<'a> Loop<'a> {
 
     /// `clip_grad_norm_`: one norm per tensor, and their norm; gradients are scaled in place.
     fn clip(&self) {
-        /// Elements per block of a multi-tensor kernel.
-        const CHUNK: u64 = 65_536;
         let t = self.tape;
         let weights = self.model.weights();
-        let n = weights.len() as u64;
-        let chunks = weights.iter().map(|w| w.shape().numel().unwrap_or(0).div_ceil(CHUNK)).sum::<u64>();
-        let offsets = t.scratch(8 * (n + 1), "norm scratch");
-        let partial = t.scratch(4 * chunks, "norm scratch");
-        let norms: Vec<Tensor> = weights.iter().map(|_| t.scalar(Dtype::F32, "gradient norm")).collect();
+        let offsets = t.scratch(8 * (self.whole.tensors + 1), "norm scratch");
+        let partial = t.scratch(4 * self.whole.chunks, "norm scratch");
+        let norm = |w: &Tensor| {
+            w.enter_layer(t);
+            t.scalar(Dtype::F32, "gradient norm")
+        };
+        let mut norms: Vec<Tensor> = weights.iter().map(norm).collect();
+        t.set_layer(0);
         drop(partial);
         drop(offsets);
-        let stacked = t.temp(Shape::new(&[Dim::plain(n)]), Dtype::F32, "gradient norms");
+        let stacked = t.temp(Shape::new(&[Dim::plain(self.whole.tensors)]), Dtype::F32, "gradient norms");
         let total = t.scalar(Dtype::F32, "total norm");
         drop(stacked);
-        drop(norms);
+        for w in weights.iter().rev() {
+            w.enter_layer(t);
+            drop(norms.pop());
+        }
+        t.set_layer(0);
         let factor = t.scalar(Dtype::F32, "clip factor");
         drop(factor);
         drop(total);
@@ -247,11 +337,13 @@ impl<'a> Loop<'a> {
     fn zero_grad(&mut self) {
         if self.recipe.zero_grad == ZeroGrad::None {
             for w in self.model.weights() {
+                w.enter_layer(self.tape);
                 if let Some(leaf) = w.leaf() {
                     leaf.grad.tensor.take();
                 }
             }
         }
+        self.tape.set_layer(0);
         self.loss = None;
         self.kept = None;
         self.batch = None;

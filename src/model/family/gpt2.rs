@@ -175,14 +175,28 @@ impl Model for Gpt2 {
         ]
     }
 
+    fn layers(&self) -> u64 {
+        self.layers
+    }
+
+    fn with_layers(&self, layers: u64) -> Option<Box<dyn Model>> {
+        Some(Box::new(Self { layers, ..self.clone() }))
+    }
+
     fn build(&self, tape: &Tape, dtype: Dtype) -> Box<dyn Built> {
         let mut all = Parameters::new(tape, dtype);
         tape.scope("embedding", || {
             let wte = all.add(matrix(self.v(), self.h()));
             let wpe = all.add(matrix(self.p(), self.h()));
             tape.set_scope("layers");
-            let layers: Vec<Rc<Layer>> =
-                (0..self.layers).map(|_| Rc::new(Layer(self.layer_shapes().map(|s| all.add(s))))).collect();
+            let layers: Vec<Rc<Layer>> = (1u32..)
+                .take(usize::try_from(self.layers).unwrap_or(usize::MAX))
+                .map(|i| {
+                    tape.set_layer(i);
+                    Rc::new(Layer(self.layer_shapes().map(|s| all.add(s))))
+                })
+                .collect();
+            tape.set_layer(0);
             tape.set_scope("final norm");
             let norm = [all.add(vector(self.h())), all.add(vector(self.h()))];
             Box::new(BuiltGpt2 { plan: Rc::new(self.clone()), wte, wpe, layers, norm, weights: all.finish() })
@@ -231,7 +245,8 @@ impl BuiltGpt2 {
         let mask = eager_mask(run, embedded.dtype(), false);
         t.set_scope("embedding");
         hidden = t.dropout(&hidden, self.plan.embedding_dropout);
-        for layer in &self.layers {
+        for (i, layer) in (1u32..).zip(&self.layers) {
+            t.set_layer(i);
             let call = Call {
                 plan: self.plan.clone(),
                 layer: layer.clone(),
@@ -242,6 +257,7 @@ impl BuiltGpt2 {
             hidden =
                 if run.checkpointed { checkpointed(t, &hidden, move |_, x| call.run(x)) } else { call.run(&hidden) };
         }
+        t.set_layer(0);
         t.set_scope("final norm");
         hidden = t.layer_norm(&hidden, &self.norm[0], &self.norm[1]);
         drop(mask);

@@ -271,16 +271,27 @@ impl Model for Decoder {
         ]
     }
 
+    fn layers(&self) -> u64 {
+        self.layers
+    }
+
+    fn with_layers(&self, layers: u64) -> Option<Box<dyn Model>> {
+        Some(Box::new(Self { layers, ..self.clone() }))
+    }
+
     fn build(&self, tape: &Tape, dtype: Dtype) -> Box<dyn Built> {
         let mut all = Parameters::new(tape, dtype);
         tape.scope("embedding", || {
             let embed = all.add(matrix(self.v(), self.h()));
-            let layers: Vec<Rc<Layer>> = (0..self.layers)
-                .map(|_| {
+            let layers: Vec<Rc<Layer>> = (1u32..)
+                .take(usize::try_from(self.layers).unwrap_or(usize::MAX))
+                .map(|i| {
                     tape.set_scope("layers");
+                    tape.set_layer(i);
                     Rc::new(Layer(self.layer_shapes().map(|s| s.map(|s| all.add(s)))))
                 })
                 .collect();
+            tape.set_layer(0);
             tape.set_scope("final norm");
             let norm = all.add(vector(self.h()));
             tape.set_scope("head");
@@ -324,7 +335,8 @@ impl BuiltDecoder {
         let mask = t.scope("mask", || eager_mask(run, embedded.dtype(), self.plan.window.is_some()));
         let mut hidden = embedded.clone();
         let (cos, sin) = t.scope("rotary", || rotary_tables(run, self.plan.d(), hidden.dtype()));
-        for layer in &self.layers {
+        for (i, layer) in (1u32..).zip(&self.layers) {
+            t.set_layer(i);
             let call = Call {
                 plan: self.plan.clone(),
                 layer: layer.clone(),
@@ -337,6 +349,7 @@ impl BuiltDecoder {
             hidden =
                 if run.checkpointed { checkpointed(t, &hidden, move |_, x| call.run(x)) } else { call.run(&hidden) };
         }
+        t.set_layer(0);
         let out = t.scope("final norm", || rms_norm(t, &hidden, &self.norm));
         drop(hidden);
         drop((cos, sin));

@@ -57,6 +57,11 @@ pub trait Model: Debug {
     fn refusals(&self, recipe: &Recipe) -> Vec<Issue>;
     /// The symbols of the formulas and their values.
     fn symbols(&self, recipe: &Recipe) -> Vec<(&'static str, u64)>;
+    /// How many layers it has.
+    fn layers(&self) -> u64;
+    /// The same model with another number of layers, when its layers are all alike; the walk then runs a few and
+    /// repeats one.
+    fn with_layers(&self, layers: u64) -> Option<Box<dyn Model>>;
     /// Puts the model on the tape, its weights in `dtype`.
     fn build(&self, tape: &Tape, dtype: Dtype) -> Box<dyn Built>;
 }

@@ -15,6 +15,7 @@ use crate::step::tensor::{Dtype, Tensor};
 pub(super) fn step(tape: &Tape, params: &[Tensor], how: OptimizerImpl, slots: &mut Slots) {
     if slots.is_empty() {
         for p in params {
+            p.enter_layer(tape);
             let mut state = Vec::with_capacity(3);
             if how == OptimizerImpl::Fused {
                 state.push(tape.empty(Shape::new(&[]), Dtype::F32, Part::States, "step counter"));
@@ -24,11 +25,17 @@ pub(super) fn step(tape: &Tape, params: &[Tensor], how: OptimizerImpl, slots: &m
             slots.push(state);
         }
     }
-    let like = |p: &Tensor, op: &'static str| tape.temp(*p.shape(), p.dtype(), op);
+    let like = |p: &Tensor, op: &'static str| {
+        p.enter_layer(tape);
+        tape.temp(*p.shape(), p.dtype(), op)
+    };
     match how {
         OptimizerImpl::Foreach => {
             let mut roots: Vec<Tensor> = params.iter().map(|p| like(p, "square root of second moment")).collect();
-            while roots.pop().is_some() {}
+            for p in params.iter().rev() {
+                p.enter_layer(tape);
+                drop(roots.pop());
+            }
         }
         OptimizerImpl::Forloop => {
             let mut last: Option<Tensor> = None;
