@@ -40,6 +40,8 @@ pub(super) fn print(plan: &Plan, out: &mut dyn Write) -> anyhow::Result<()> {
                 instant = entered;
                 continue;
             }
+            // Each tensor carries its own layer.
+            Event::Layer(_) => continue,
             Event::Mark(mark) => {
                 writeln!(out, "mark\t\t\t\t{}\t{mark:?}\t\t{alive}", name(instant))?;
                 continue;
@@ -76,7 +78,8 @@ fn precision(plan: &Plan) -> Result<Precision, Issue> {
 }
 
 fn operation(tensor: &TensorInfo) -> String {
-    if tensor.scope.is_empty() { tensor.op.to_owned() } else { format!("{}: {}", tensor.scope, tensor.op) }
+    let layer = if tensor.layer == 0 { String::new() } else { format!("layer {} ", tensor.layer) };
+    if tensor.scope.is_empty() { tensor.op.to_owned() } else { format!("{layer}{}: {}", tensor.scope, tensor.op) }
 }
 
 /// The sizes in elements, and the bytes of one: `2 × 512 × 768 × 4 B`.
