@@ -1,10 +1,16 @@
 //! English.
 
-use super::{Catalogue, TierName};
+use std::borrow::Cow;
+
+use super::{Catalogue, Label, LinkProblem, Msg, Term};
 use crate::bill::{Instant, Part, ProvenanceKind};
+use crate::decide::{Caveat, Effect, Fact, PricedRemedy, Question, Reason, RemedyId, Status, VerdictKind};
+use crate::estimate::Note;
 use crate::issue::IssueKind;
+use crate::machine::GpuChoice;
+use crate::measure::{ImportError, ReadingName, StepReading, TierName, Which};
 use crate::recipe::{Attention, Checkpointing, OptimizerImpl, OptimizerName, Precision, SdpaBackend};
-use crate::units::grouped;
+use crate::units::{Bytes, grouped, three_digits};
 
 /// English.
 pub(super) struct English;
@@ -175,12 +181,570 @@ impl Catalogue for English {
     fn list(&self, items: &[&str]) -> String {
         joined(items, "and")
     }
+    fn verdict(&self, verdict: VerdictKind) -> &'static str {
+        match verdict {
+            VerdictKind::Fits => "Fits",
+            VerdictKind::Tight => "Tight",
+            VerdictKind::DoesNotFit => "Does not fit",
+            VerdictKind::CannotTell => "Cannot tell",
+        }
+    }
+
+    fn reason(&self, reason: &Reason) -> String {
+        match reason {
+            Reason::RoomBeyondMargin { free, margin } => {
+                format!("{free} stay free; the policy keeps {margin} for fragmentation.")
+            }
+            Reason::InsideMargin { free, margin } => {
+                format!("Only {free} stay free, less than the {margin} that the policy keeps for fragmentation.")
+            }
+            Reason::OnlyByFreeingCache { over } => {
+                format!("It fits only if PyTorch gives back cached memory in time: with its cache it is {over} over.")
+            }
+            Reason::AllocatedExceeds { missing } => format!("{missing} are missing."),
+            Reason::Unknown(fact) => format!("One fact would decide: {}.", self.fact(*fact)),
+        }
+    }
+
+    fn fact(&self, fact: Fact) -> &'static str {
+        match fact {
+            Fact::Gpu => "which GPU it is",
+            Fact::Capacity => "how much memory PyTorch reports for this GPU",
+            Fact::Context => "how much the CUDA context takes on this GPU",
+            Fact::Reserved => "how much the caching allocator reserves for this step",
+            Fact::Precision => "which precision recipe you use, as the candidates differ",
+            Fact::RealRecipe => "the precision recipe that the framework really runs; the rule of thumb is none",
+        }
+    }
+
+    fn caveat(&self, caveat: &Caveat) -> String {
+        match caveat {
+            Caveat::Bf16Emulated { gpu } => {
+                format!("{gpu} has no BF16: PyTorch emulates it, slowly. FP16 is what it has.")
+            }
+            Caveat::InUseNotGiven => "Memory in use by others is not known and taken as none.".into(),
+            Caveat::CapacityAssumed { bytes, provenance } => {
+                format!("The card’s {bytes} are assumed: {}.", provenance.source.trim_end_matches('.'))
+            }
+            Caveat::ContextAssumed { bytes, .. } => {
+                format!("The CUDA context of {bytes} is assumed; a measurement replaces it.")
+            }
+            Caveat::RuleOfThumb => {
+                "These are the rule of thumb’s figures, which no framework holds exactly. Choose a recipe to decide."
+                    .into()
+            }
+            Caveat::PrecisionNotGiven { .. } => {
+                "The precision recipe is not known: the figures are those of the dearest one.".into()
+            }
+        }
+    }
+
+    fn note(&self, note: Note) -> &'static str {
+        match note {
+            Note::TextPartOnly => "The config describes a model of several parts; only its text part is counted.",
+            Note::CapabilityAssumed => "No compute capability is known: kernels are chosen as on 8.0.",
+            Note::RuleOfThumb => {
+                "The rule of thumb counts weights, gradients and states; activations and buffers come on top."
+            }
+            Note::MicroBatchesAlike => {
+                "The first micro-batches are walked; the further ones are taken to be as the last of them."
+            }
+        }
+    }
+
+    fn question(&self, question: Question) -> &'static str {
+        match question {
+            Question::Rigid => "Rigid cost",
+            Question::Activations => "Activations",
+            Question::Margin => "Margin",
+            Question::Throughput => "Throughput",
+        }
+    }
+
+    fn question_ask(&self, question: Question) -> &'static str {
+        match question {
+            Question::Rigid => "Do weights, gradients and optimizer states fit before any data is seen?",
+            Question::Activations => "Do the saved tensors fit beside the rigid cost?",
+            Question::Margin => "Is there room for what no formula knows?",
+            Question::Throughput => "Among what fits, how fast is it?",
+        }
+    }
+
+    fn question_why_title(&self, question: Question) -> &'static str {
+        match question {
+            Question::Rigid => "Why this rule",
+            Question::Activations => "Why this rule",
+            Question::Margin => "Why a margin",
+            Question::Throughput => "Why so wide a range",
+        }
+    }
+
+    fn question_why(&self, question: Question) -> &'static str {
+        match question {
+            Question::Rigid => {
+                "What is left must hold the activations and the allocator’s slack. Above the threshold hardly any batch is small enough, so train less, hold fewer bytes per parameter, or take a larger card."
+            }
+            Question::Activations => {
+                "Activations grow with batch and sequence; the rigid cost does not. When they take most of what is left, checkpointing buys them back for about a third more compute."
+            }
+            Question::Margin => {
+                "The caching allocator keeps blocks that no longer fit, and more of them when shapes vary. A job without a margin runs for an hour and then stops."
+            }
+            Question::Throughput => {
+                "The figure divides the floating-point operations by the card’s peak and a range of shares that real runs reach. It knows nothing of your data loader, kernels or clocks: measure before you decide by it."
+            }
+        }
+    }
+
+    fn status(&self, status: Status) -> &'static str {
+        match status {
+            Status::Pass => "pass",
+            Status::Attention => "attention",
+            Status::Stop => "stop",
+            Status::Waits => "waits",
+        }
+    }
+
+    fn remedy(&self, remedy: &PricedRemedy) -> String {
+        let recipe = &remedy.plan.recipe;
+        match remedy.id {
+            RemedyId::FusedOptimizer => format!("{} fused", self.optimizer(recipe.optimizer.name)),
+            RemedyId::SdpaAttention => "SDPA attention".into(),
+            RemedyId::Checkpointing => "Activation checkpointing".into(),
+            RemedyId::SmallerMicroBatch => {
+                format!("Micro-batch {}, accumulation {}", grouped(recipe.micro_batch), grouped(recipe.grad_accum))
+            }
+            RemedyId::FreeGradients => "Free gradients each step".into(),
+            RemedyId::DropOutputs => "Drop the model’s outputs".into(),
+            RemedyId::NoCheckpointing => "Checkpointing off".into(),
+            RemedyId::PureBf16 => "Pure BF16".into(),
+            RemedyId::Autocast => "Autocast to BF16".into(),
+            RemedyId::Fp16 => "Autocast to FP16".into(),
+            RemedyId::ExpandableSegments => "Expandable segments".into(),
+            RemedyId::LargerGpu => match &remedy.plan.machine.gpu {
+                Some(GpuChoice::Catalogue(name)) => name.clone(),
+                Some(GpuChoice::Custom(gpu)) => gpu.name.clone(),
+                None => "A larger card".into(),
+            },
+            RemedyId::ShorterSequence => format!("Sequence {}", grouped(recipe.seq_len)),
+        }
+    }
+
+    fn remedy_note(&self, remedy: &PricedRemedy) -> &'static str {
+        match remedy.id {
+            RemedyId::FusedOptimizer => "Same training, no temporaries at the step",
+            RemedyId::SdpaAttention => "Same training, no tensors of sequence squared",
+            RemedyId::Checkpointing => "Same training, runs every layer’s forward twice",
+            RemedyId::SmallerMicroBatch => "Same tokens per step, smaller kernels",
+            RemedyId::FreeGradients => "zero_grad(set_to_none=True), PyTorch’s default",
+            RemedyId::DropOutputs => "Same training, logits are freed before backward ends",
+            RemedyId::NoCheckpointing => "Same training, faster: no second forward",
+            RemedyId::PureBf16 => "Changes the training: weights and states lose precision",
+            RemedyId::Autocast => "Changes the numerics: products run in BF16",
+            RemedyId::Fp16 => "Changes the numerics: needs loss scaling",
+            RemedyId::ExpandableSegments => "PYTORCH_ALLOC_CONF=expandable_segments:True, same training",
+            RemedyId::LargerGpu => "Same training on the smallest card that fits",
+            RemedyId::ShorterSequence => "Changes the training: less context",
+        }
+    }
+
+    fn effect(&self, effect: Effect) -> &'static str {
+        match effect {
+            Effect::SameTraining => "same training",
+            Effect::OtherHardware => "other hardware",
+            Effect::ChangesTraining => "changes the training",
+        }
+    }
+
+    fn reading(&self, name: ReadingName) -> String {
+        let of_step = |reading: StepReading| match reading {
+            StepReading::Base => "Before the step (base)",
+            StepReading::Inputs => "The batch",
+            StepReading::ForwardDelta => "Growth over forward",
+            StepReading::ForwardPeak => "Peak of forward",
+            StepReading::ForwardEnd => "After forward",
+            StepReading::BackwardDelta => "Growth over backward",
+            StepReading::BackwardPeak => "Peak of backward",
+            StepReading::BackwardEnd => "After backward",
+            StepReading::StepDelta => "Growth over optimizer step",
+            StepReading::StepPeak => "Peak of optimizer step",
+            StepReading::AfterStep => "After optimizer step",
+            StepReading::AfterZeroGrad => "After zero_grad",
+            StepReading::Grads => "Gradients",
+            StepReading::Peak => "Peak of the step",
+        };
+        match name {
+            ReadingName::Params => "Parameters".into(),
+            ReadingName::Base => "Model and optimizer made (base)".into(),
+            ReadingName::Step(Which::First, reading) => format!("{}, first step", of_step(reading)),
+            ReadingName::Step(Which::Steady, reading) => format!("{}, later step", of_step(reading)),
+            ReadingName::OptimizerState => "Optimizer states".into(),
+            ReadingName::MaxAllocated => "Highest allocated".into(),
+            ReadingName::MaxReserved => "Highest reserved".into(),
+        }
+    }
+
+    fn import_error(&self, error: &ImportError) -> String {
+        match error {
+            ImportError::NotThisFormat { expected } => {
+                let expected: Vec<&str> = expected.iter().map(String::as_str).collect();
+                format!("This is not a format that is read here. Expected {}.", self.list_or(&expected))
+            }
+            ImportError::TooNew { found, newest } => format!(
+                "This measurement has version {found}, and this page reads versions up to {newest}. Reload the page to get a newer one."
+            ),
+            ImportError::TooLarge { bytes, limit } => {
+                format!("The text has {}; at most {} are read.", Bytes(*bytes), Bytes(*limit))
+            }
+            ImportError::Malformed { line, column: 0, message } => format!("Line {line}: {message}."),
+            ImportError::Malformed { line, column, message } => format!("Line {line}, column {column}: {message}."),
+            ImportError::Fields(issues) => {
+                let issues: Vec<String> =
+                    issues.iter().map(|issue| format!("{}: {}", issue.field, self.issue(&issue.kind))).collect();
+                format!("{}.", issues.join("; "))
+            }
+        }
+    }
+
+    fn tensor<'a>(&self, key: &'a str) -> Cow<'a, str> {
+        key.into()
+    }
+
+    fn symbol<'a>(&self, symbol: &'a str) -> &'a str {
+        match symbol {
+            "b" => "micro-batch",
+            "s" => "sequence",
+            "h" => "hidden",
+            "k" => "key and value width",
+            "q" => "query width",
+            "f" => "MLP width",
+            "a" => "heads",
+            "d" => "head width",
+            "V" => "vocabulary",
+            "L" => "layers",
+            _ => "",
+        }
+    }
+
+    fn label(&self, label: Label) -> &'static str {
+        match label {
+            Label::Tagline => "Where does the memory go, and will it fit?",
+            Label::SkipToAnswer => "Skip to the answer",
+            Label::Steps => "Steps",
+            Label::Answer => "Answer",
+            Label::Share => "Share",
+            Label::ThemeSystem => "Theme: system",
+            Label::ThemeLight => "Theme: light",
+            Label::ThemeDark => "Theme: dark",
+            Label::Dismiss => "Dismiss",
+            Label::Privacy => "Nothing leaves this page.",
+            Label::Job => "Your job",
+            Label::Bill => "Bill",
+            Label::Timeline => "Timeline",
+            Label::Measured => "Measured",
+            Label::Model => "Model",
+            Label::FindModel => "Find a model",
+            Label::ModelFromConfig => "From your config.json",
+            Label::PasteConfig => "Paste a config.json",
+            Label::ConfigJson => "config.json",
+            Label::ConfigHint => "Paste the text, drop the file anywhere, or",
+            Label::ChooseFile => "Choose a file",
+            Label::BackToPresets => "Back to the presets",
+            Label::Gpu => "GPU",
+            Label::FindGpu => "Find a GPU",
+            Label::GpuUnknown => "I don’t know",
+            Label::GpuOwn => "My own card…",
+            Label::GpuOwnName => "Its name",
+            Label::GpuOwnMemory => "Its memory",
+            Label::GpuOwnMemoryHint => "The total that PyTorch reports, such as 23.6 GiB",
+            Label::GpuOwnCapability => "Compute capability",
+            Label::GpuOwnCapabilityHint => "Such as 8.9; empty if you do not know",
+            Label::MigSlice => "MIG slice",
+            Label::MigSliceHint => "Such as 9.5 GiB; empty for the whole card",
+            Label::InUse => "In use by others",
+            Label::InUseHint => "What nvidia-smi shows before you start, such as 600 MiB",
+            Label::DontKnow => "I don’t know",
+            Label::Precision => "Precision",
+            Label::PrecisionUnknownHint => "Every recipe is computed and the dearest is shown.",
+            Label::Optimizer => "Optimizer",
+            Label::Implementation => "Implementation",
+            Label::ImplementationUnknown => "I don’t know (foreach)",
+            Label::Momentum => "Momentum",
+            Label::Batch => "Batch",
+            Label::MicroBatch => "Micro-batch",
+            Label::SequencesOf => "sequences of",
+            Label::SeqLen => "Sequence length",
+            Label::Tokens => "tokens",
+            Label::GradAccum => "Gradient accumulation",
+            Label::GradAccumHint => "micro-batches per optimizer step",
+            Label::Attention => "Attention",
+            Label::AttentionUnknown => "I don’t know (SDPA)",
+            Label::Checkpointing => "Activation checkpointing",
+            Label::More => "More: MIG slice, CUDA context, PyTorch version, allocator settings",
+            Label::Pytorch => "PyTorch version",
+            Label::AllocConf => "Allocator settings",
+            Label::AllocConfHint => "The text of PYTORCH_ALLOC_CONF, such as expandable_segments:True; empty if unset",
+            Label::Context => "CUDA context",
+            Label::ContextHint => "Such as 500 MiB; empty for the catalogue’s assumption",
+            Label::Details => "Details",
+            Label::Close => "Close",
+            Label::ChangeFirst => "Change first",
+            Label::NothingHelps => "No single change that is priced here makes it fit. Try them one after the other.",
+            Label::Try => "Try",
+            Label::Undo => "Undo",
+            Label::Stale => "From your last valid inputs: correct the marked fields to go on.",
+            Label::NoAnswerYet => "No answer yet: correct the marked fields.",
+            Label::BlockRounding => "Rounding to blocks",
+            Label::FirstStepHigher => "More in the first steps",
+            Label::CacheKept => "Cache kept by PyTorch",
+            Label::ContextRow => "CUDA context",
+            Label::InUseRow => "In use by others",
+            Label::NotKnown => "not known",
+            Label::Caveats => "Assumed here",
+            Label::WhatHelps => "What helps here",
+            Label::RuleAtMost => "Rule: at most",
+            Label::RuleAtLeast => "Keep free at least",
+            Label::OfTheCard => "% of the card",
+            Label::OfWhatIsLeft => "% of what is left",
+            Label::KeepFree => "Keep free",
+            Label::Comfortable => "comfortable at",
+            Label::ResetThresholds => "Back to the defaults",
+            Label::PeakGib => "Peak, GiB",
+            Label::ProcessGib => "Process, GiB",
+            Label::Change => "Change",
+            Label::Then => "Then",
+            Label::TryIt => "Try it",
+            Label::Rough => "rough",
+            Label::CardMark => "card",
+            Label::WholeCard => "100 %, the card",
+            Label::WholeRest => "100 % of what is left",
+            Label::NoThroughput => "Not estimated: the card’s peak for this precision is not known.",
+            Label::BillCaption => {
+                "GiB of tensors, by part and by the instant where each phase is highest. Open a figure for its formula."
+            }
+            Label::PartHead => "Part",
+            Label::Binds => "binds",
+            Label::BillNote => {
+                "Ordered by lifetime, longest first. Parts are rounded so that each column adds up; exact bytes are in every opened cell."
+            }
+            Label::NothingHere => "Nothing of this part is alive at this instant.",
+            Label::What => "What",
+            Label::Formula => "Formula",
+            Label::Numbers => "Numbers",
+            Label::Source => "Source",
+            Label::KnownHow => "Known how",
+            Label::Total => "Together",
+            Label::TimelineAsk => "Memory of tensors through one training step, from the second step on.",
+            Label::TimelineNote => "The order of events, not clock time.",
+            Label::TimelineAlt => "Memory through one training step. The bill above has the same figures as a table.",
+            Label::PasteAsk => {
+                "Paste a measurement, or drop a file: the measuring script’s output or a vram-budget document."
+            }
+            Label::PasteLimit => "Text up to 32 MiB, files up to 2 GiB.",
+            Label::TryExample => "Or try an example:",
+            Label::ExampleScript => "script output",
+            Label::ExampleDocument => "measurement document",
+            Label::Predicted => "Predicted",
+            Label::MeasuredHead => "Measured",
+            Label::Difference => "Difference",
+            Label::ReadAs => "Read as:",
+            Label::Forget => "Forget it",
+            Label::UseItsJob => "Use the job it was measured on",
+            Label::NothingYet => "nothing yet",
+            Label::ReadingHead => "GiB allocated",
+            Label::UnitQuestion => "These figures do not look like bytes. In which unit are they?",
+            Label::DropHere => "Drop the file to read it",
+            Label::NoPlanNeeded => "Predicted for the job above.",
+            Label::ProblemTitle => "Please correct",
+            Label::LinkCopied => "Link copied. It holds your inputs, no measurement.",
+            Label::CopyFailed => "The browser did not allow copying. The address bar has the link.",
+            Label::FileUnreadable => "The file could not be read as text. Nothing was changed.",
+            Label::Footer => "Computed in this page; nothing is sent.",
+        }
+    }
+
+    fn term(&self, term: Term) -> &'static str {
+        match term {
+            Term::Allocated => "allocated",
+            Term::Reserved => "reserved",
+            Term::Process => "process",
+            Term::MicroBatch => "micro-batch",
+            Term::GradAccum => "gradient accumulation",
+            Term::Checkpointing => "activation checkpointing",
+            Term::Foreach => "foreach",
+            Term::Fused => "fused",
+            Term::Forloop => "for-loop",
+            Term::Autocast => "autocast",
+            Term::MasterWeights => "master weights",
+            Term::Margin => "margin",
+            Term::Eager => "eager attention",
+        }
+    }
+
+    fn definition(&self, term: Term) -> &'static str {
+        match term {
+            Term::Allocated => "What torch.cuda.memory_allocated() counts: the blocks that tensors hold.",
+            Term::Reserved => {
+                "What PyTorch’s caching allocator has taken from the driver: the tensors’ blocks and the cache."
+            }
+            Term::Process => "What nvidia-smi shows for the process: reserved memory and the CUDA context.",
+            Term::MicroBatch => "The sequences that go through the model at once; activations grow with it.",
+            Term::GradAccum => {
+                "Several micro-batches add up their gradients before one optimizer step: a larger batch without larger activations."
+            }
+            Term::Checkpointing => {
+                "Each layer keeps only its input and is run again in backward: far fewer saved tensors, about a third more compute."
+            }
+            Term::Foreach => {
+                "The optimizer updates all tensors in a few large calls. It is PyTorch’s default on a GPU and holds temporaries as large as the trained parameters."
+            }
+            Term::Fused => "The optimizer’s step is one kernel per group of tensors and holds no temporaries.",
+            Term::Forloop => {
+                "The optimizer updates one tensor after the other; its temporaries are as large as the largest tensor."
+            }
+            Term::Autocast => {
+                "torch.autocast runs products in 16 bits over FP32 weights and keeps the cast copies of linear weights through backward."
+            }
+            Term::MasterWeights => "An FP32 copy of 16-bit weights that the optimizer updates.",
+            Term::Margin => {
+                "The share of the card that is kept free for the allocator’s slack and for what no formula knows."
+            }
+            Term::Eager => {
+                "Attention as separate products and a softmax: it holds tensors of batch × heads × sequence²."
+            }
+        }
+    }
+
+    fn say(&self, msg: &Msg<'_>) -> String {
+        match msg {
+            Msg::Title { verdict, needed, of } => match of {
+                Some(of) => format!("{}: {} of {of}. vram-budget", self.verdict(*verdict), short_gib(*needed)),
+                None => format!("{}: {needed}. vram-budget", self.verdict(*verdict)),
+            },
+            Msg::NeededOfUsable { usable: Some(usable) } => format!("GiB needed, {usable} usable"),
+            Msg::NeededOfUsable { usable: None } => "GiB needed".into(),
+            Msg::ProcessOfCard { card } => format!("GiB of {card}"),
+            Msg::AllocatedAtPeak => "GiB allocated at the peak".into(),
+            Msg::Binding { instant, largest, bytes } => format!(
+                "The peak is {}: {} are the largest part, {bytes}.",
+                self.at_instant(*instant),
+                self.part(*largest).to_lowercase(),
+            ),
+            Msg::BindingStep { name, implementation, temporaries } => format!(
+                "The peak is at the optimizer step: {} ({}) holds {temporaries} of temporaries while all gradients are still there.",
+                self.optimizer(*name),
+                self.implementation(*implementation),
+            ),
+            Msg::BarAlt { needed, card, parts } => {
+                let parts: Vec<String> =
+                    parts.iter().map(|(part, bytes)| format!("{} {bytes}", self.part(*part).to_lowercase())).collect();
+                let card = card.map_or(String::new(), |card| format!(" of {card}"));
+                format!("Needs {needed}{card}: {}", parts.join(", "))
+            }
+            Msg::SumsHead { instant } => capitalised(self.at_instant(*instant)),
+            Msg::ShareOf { share } => (*share).into(),
+            Msg::RigidFact { share: Some(share) } => format!("GiB = {share} of the card"),
+            Msg::RigidFact { share: None } => "GiB; the card is not known".into(),
+            Msg::ActivationFact { share: Some(share), left: Some(left), .. } => {
+                format!("GiB = {share} of the {left} that the rigid cost leaves")
+            }
+            Msg::ActivationFact { instant, .. } => {
+                format!("GiB {}; the rigid cost leaves nothing to compare with", self.at_instant(*instant))
+            }
+            Msg::ActivationsFreeAtPeak { at_peak, instant } => format!(
+                "They do not decide here: {} {} of activations are left, so activation checkpointing saves nothing at the peak.",
+                self.at_instant(*instant),
+                if at_peak.get() == 0 { "none".into() } else { at_peak.to_string() },
+            ),
+            Msg::MarginFact { free: Some(free), policy, policy_bytes: Some(bytes) } => {
+                format!("GiB left = {free} of the card (policy: keep {policy}, {bytes})")
+            }
+            Msg::MarginFact { free: Some(free), policy, policy_bytes: None } => {
+                format!("GiB left = {free} of the card (policy: keep {policy})")
+            }
+            Msg::MarginFact { free: None, .. } => "How much stays free is not known.".into(),
+            Msg::MarginOver => "Nothing is left: the process needs more than the card has.".into(),
+            Msg::CacheNote { reserved, unused } => format!(
+                "Of {reserved} reserved at the peak the allocator holds {unused} unused. PyTorch gives it back before it reports an error."
+            ),
+            Msg::GaugeAlt { share, rule } => format!("{share}; {rule}"),
+            Msg::GaugeRule { rule } => format!("{rule} rule"),
+            Msg::ThroughputFact { low, high } => format!("{low} to {high} tokens/s"),
+            Msg::ThroughputNote { numbers, low, high, step_low, step_high, source } => format!(
+                "{numbers}. A step takes {step_low} to {step_high} s if {low} to {high} of the peak is reached ({source})."
+            ),
+            Msg::ModelHint { parameters, shape } => format!("{parameters} parameters, {shape}"),
+            Msg::GpuHint { capacity: Some(capacity), source } => format!("{capacity}: {source}"),
+            Msg::GpuHint { capacity: None, .. } => {
+                "What PyTorch can use of this card is not known: the bill is computed, the verdict is not.".into()
+            }
+            Msg::PrecisionCandidate { name, verdict, allocated } => {
+                format!("{name}: {}, {allocated}", self.verdict(*verdict).to_lowercase())
+            }
+            Msg::CellTitle { part, instant } => format!("{}, {}", self.part(*part), self.at_instant(*instant)),
+            Msg::Count { count } => format!("{} ×", grouped(*count)),
+            Msg::MoreLines { count } => format!("{count} smaller ones"),
+            Msg::OfCard { card } => format!("of the card, {}", short_gib(*card)),
+            Msg::PeakBinds { gib } => format!("{gib} binds"),
+            Msg::Problems { count: 1 } => "One input cannot be used".into(),
+            Msg::Problems { count } => format!("{count} inputs cannot be used"),
+            Msg::Problem { field, issue } => format!("{field}: {}", self.issue(&issue.kind)),
+            Msg::Live { verdict, needed, of } => match of {
+                Some(of) => format!("{}: {needed} of {of}", self.verdict(*verdict)),
+                None => format!("{}: {needed}", self.verdict(*verdict)),
+            },
+            Msg::MeasurementRead => "read".into(),
+            Msg::ReadBack { readings, unit, producer, id } => {
+                let figures = if *readings == 1 { "one figure".into() } else { format!("{readings} figures") };
+                let unit = unit.map_or(String::new(), |unit| format!(" in {}", unit.symbol()));
+                let what = match (producer, id) {
+                    (Some(producer), Some(id)) => format!("{id}, a measurement by {producer}"),
+                    (Some(producer), None) => format!("a measurement by {producer}"),
+                    (None, Some(id)) => format!("{id}, a measurement"),
+                    (None, None) => "a first step measured by the script".into(),
+                };
+                format!("{what}: {figures}{unit}.")
+            }
+            Msg::UnitOption { unit, peak } => format!("{}: a peak of {peak}", unit.symbol()),
+            Msg::TextTooLarge { bytes, limit } => {
+                format!("The text has {bytes}; at most {limit} are read. Nothing was changed.")
+            }
+            Msg::FileTooLarge { name, bytes, limit } => {
+                format!("{name} has {bytes}; at most {limit} are read. Nothing was changed.")
+            }
+            Msg::LinkRefused { why } => match why {
+                LinkProblem::TooLong => "The link is longer than any that this page writes and was not read. Nothing was changed.".into(),
+                LinkProblem::Malformed => "The link is broken and was not read. Nothing was changed.".into(),
+                LinkProblem::TooNew => "The link is from a newer version of this page. Reload the page to read it.".into(),
+            },
+            Msg::ConfigTaken { name } => format!("The model is now the {name} of your config.json."),
+            Msg::PlanTaken => "The whole job was taken from your plan.".into(),
+            Msg::NotJson { line, column } => format!("not JSON at line {line}, column {column}"),
+            Msg::NothingKnown => {
+                "This is nothing that is read here. Expected a config.json, a plan, or a measurement. Nothing was changed.".into()
+            }
+            Msg::Tried { remedy } => format!("Tried: {remedy}."),
+            Msg::Versions { pytorch, transformers } => {
+                format!("Rules for PyTorch {pytorch} and transformers {transformers}.")
+            }
+        }
+    }
 }
 
 impl English {
     fn list_or(&self, items: &[&str]) -> String {
         joined(items, "or")
     }
+}
+
+/// The number of GiB without its unit, where the sentence has it once.
+fn short_gib(bytes: Bytes) -> String {
+    three_digits(bytes.as_gib())
+}
+
+fn capitalised(text: &str) -> String {
+    let mut chars = text.chars();
+    chars.next().map_or(String::new(), |first| first.to_uppercase().chain(chars).collect())
 }
 
 fn joined(items: &[&str], last: &str) -> String {

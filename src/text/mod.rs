@@ -7,9 +7,18 @@
 mod en;
 #[cfg(test)]
 mod tests;
+#[expect(missing_docs, reason = "a label's name says what it is")]
+mod words;
+
+use std::borrow::Cow;
+
+pub use words::{Label, LinkProblem, Msg, Term};
 
 use crate::bill::{Instant, Part, ProvenanceKind};
+use crate::decide::{Caveat, Effect, Fact, PricedRemedy, Question, Reason, Status, VerdictKind};
+use crate::estimate::Note;
 use crate::issue::{Issue, IssueKind};
+use crate::measure::{ImportError, ReadingName, TierName};
 use crate::recipe::{Attention, Checkpointing, OptimizerImpl, OptimizerName, Precision, SdpaBackend};
 
 /// A language of the catalogue.
@@ -48,19 +57,6 @@ impl Locale {
     }
 }
 
-/// The four tiers of memory that a figure can be about.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum TierName {
-    /// The tensors' bytes.
-    Requested,
-    /// What `memory_allocated` shows.
-    Allocated,
-    /// What the allocator holds from the driver.
-    Reserved,
-    /// What `nvidia-smi` shows.
-    Process,
-}
-
 /// What one language says. Every method is one idea; none has a default.
 pub trait Catalogue: Sync {
     /// A part of the bill, as a heading: `Optimizer states`.
@@ -94,6 +90,48 @@ pub trait Catalogue: Sync {
     /// What is wrong with a field, lower case and without a full stop, to stand after the field's name:
     /// `12 is not divisible by num_key_value_heads = 5`.
     fn issue(&self, kind: &IssueKind) -> String;
+    /// The verdict: `Does not fit`.
+    fn verdict(&self, verdict: VerdictKind) -> &'static str;
+    /// Why, as a sentence.
+    fn reason(&self, reason: &Reason) -> String;
+    /// A fact that is missing, as a noun phrase: `which GPU it is`.
+    fn fact(&self, fact: Fact) -> &'static str;
+    /// What a reader should know beside the answer, as a sentence.
+    fn caveat(&self, caveat: &Caveat) -> String;
+    /// What the estimate takes for granted, as a sentence.
+    fn note(&self, note: Note) -> &'static str;
+    /// A question's name: `Rigid cost`.
+    fn question(&self, question: Question) -> &'static str;
+    /// The question itself, one line.
+    fn question_ask(&self, question: Question) -> &'static str;
+    /// Why this rule, as the label of an opening note.
+    fn question_why_title(&self, question: Question) -> &'static str;
+    /// Why this rule, in two sentences.
+    fn question_why(&self, question: Question) -> &'static str;
+    /// How a step stands.
+    fn status(&self, status: Status) -> &'static str;
+    /// A remedy as a button or a row names it: `Micro-batch 2`.
+    fn remedy(&self, remedy: &PricedRemedy) -> String;
+    /// What the remedy does, as a sentence.
+    fn remedy_note(&self, remedy: &PricedRemedy) -> &'static str;
+    /// What else a remedy changes.
+    fn effect(&self, effect: Effect) -> &'static str;
+    /// A reading of a measurement, as a row's heading.
+    fn reading(&self, name: ReadingName) -> String;
+    /// Why a text was not read as a measurement: what was expected, what was found and where.
+    fn import_error(&self, error: &ImportError) -> String;
+    /// The name of a tensor in an opened cell.
+    fn tensor<'a>(&self, key: &'a str) -> Cow<'a, str>;
+    /// What a symbol of the formulas stands for; empty for one without words.
+    fn symbol<'a>(&self, symbol: &'a str) -> &'a str;
+    /// A label of the page.
+    fn label(&self, label: Label) -> &'static str;
+    /// A term.
+    fn term(&self, term: Term) -> &'static str;
+    /// What a term means, in one sentence.
+    fn definition(&self, term: Term) -> &'static str;
+    /// A sentence with figures.
+    fn say(&self, msg: &Msg<'_>) -> String;
     /// A list inside a sentence: `a, b and c`.
     fn list(&self, items: &[&str]) -> String;
 }
