@@ -1,0 +1,341 @@
+//! The fields that a person types into: how each reads its text into the plan and writes the plan's value back.
+
+use crate::issue::IssueKind;
+use crate::machine::GpuChoice;
+use crate::plan::{Plan, Version};
+use crate::recipe::OptimizerName;
+use crate::text::Label;
+use crate::units::{Bytes, parse_bytes, three_digits};
+
+/// A text field.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Field {
+    /// Sequences per micro-batch.
+    MicroBatch,
+    /// Tokens per sequence.
+    SeqLen,
+    /// Micro-batches per step.
+    GradAccum,
+    /// SGD's momentum.
+    Momentum,
+    /// The name of the user's own card.
+    GpuName,
+    /// Its memory.
+    GpuMemory,
+    /// Its compute capability; empty: not known.
+    GpuCapability,
+    /// Memory in use by others; empty: not known.
+    InUse,
+    /// A MIG slice; empty: the whole card.
+    MigSlice,
+    /// The CUDA context; empty: the catalogue's assumption.
+    Context,
+    /// PyTorch's version.
+    Pytorch,
+    /// The allocator's settings; empty: unset.
+    AllocConf,
+    /// Threshold of the rigid cost, in percent.
+    RigidShare,
+    /// Threshold of the activations, in percent.
+    ActivationShare,
+    /// The smallest margin, in percent.
+    MarginLow,
+    /// The comfortable margin, in percent.
+    MarginHigh,
+}
+
+impl Field {
+    /// Every field.
+    pub const ALL: [Self; 16] = [
+        Self::MicroBatch,
+        Self::SeqLen,
+        Self::GradAccum,
+        Self::Momentum,
+        Self::GpuName,
+        Self::GpuMemory,
+        Self::GpuCapability,
+        Self::InUse,
+        Self::MigSlice,
+        Self::Context,
+        Self::Pytorch,
+        Self::AllocConf,
+        Self::RigidShare,
+        Self::ActivationShare,
+        Self::MarginLow,
+        Self::MarginHigh,
+    ];
+
+    /// The `id` of its control.
+    #[must_use]
+    pub const fn id(self) -> &'static str {
+        match self {
+            Self::MicroBatch => "micro-batch",
+            Self::SeqLen => "seq-len",
+            Self::GradAccum => "grad-accum",
+            Self::Momentum => "momentum",
+            Self::GpuName => "gpu-name",
+            Self::GpuMemory => "gpu-memory",
+            Self::GpuCapability => "gpu-capability",
+            Self::InUse => "in-use",
+            Self::MigSlice => "mig-slice",
+            Self::Context => "context",
+            Self::Pytorch => "pytorch",
+            Self::AllocConf => "alloc-conf",
+            Self::RigidShare => "rigid-share",
+            Self::ActivationShare => "activation-share",
+            Self::MarginLow => "margin-low",
+            Self::MarginHigh => "margin-high",
+        }
+    }
+
+    /// The path of its value in the plan, by which issues name it.
+    #[must_use]
+    pub const fn path(self) -> &'static str {
+        match self {
+            Self::MicroBatch => "recipe.micro_batch",
+            Self::SeqLen => "recipe.seq_len",
+            Self::GradAccum => "recipe.grad_accum",
+            Self::Momentum => "recipe.optimizer.momentum",
+            Self::GpuName => "machine.gpu.custom.name",
+            Self::GpuMemory => "machine.gpu.custom.memory_bytes",
+            Self::GpuCapability => "machine.gpu.custom.compute_capability",
+            Self::InUse => "machine.in_use_bytes",
+            Self::MigSlice => "machine.mig_slice_bytes",
+            Self::Context => "machine.context_bytes",
+            Self::Pytorch => "framework.pytorch",
+            Self::AllocConf => "framework.alloc_conf",
+            Self::RigidShare => "policy.rigid_share",
+            Self::ActivationShare => "policy.activation_share",
+            Self::MarginLow => "policy.margin_low",
+            Self::MarginHigh => "policy.margin_high",
+        }
+    }
+
+    /// Its label.
+    #[must_use]
+    pub const fn label(self) -> Label {
+        match self {
+            Self::MicroBatch => Label::MicroBatch,
+            Self::SeqLen => Label::SeqLen,
+            Self::GradAccum => Label::GradAccum,
+            Self::Momentum => Label::Momentum,
+            Self::GpuName => Label::GpuOwnName,
+            Self::GpuMemory => Label::GpuOwnMemory,
+            Self::GpuCapability => Label::GpuOwnCapability,
+            Self::InUse => Label::InUse,
+            Self::MigSlice => Label::MigSlice,
+            Self::Context => Label::Context,
+            Self::Pytorch => Label::Pytorch,
+            Self::AllocConf => Label::AllocConf,
+            Self::RigidShare | Self::ActivationShare => Label::RuleAtMost,
+            Self::MarginLow => Label::RuleAtLeast,
+            Self::MarginHigh => Label::Comfortable,
+        }
+    }
+
+    /// Puts what `text` says into `plan`.
+    ///
+    /// # Errors
+    /// What is wrong with the text; the plan is then as it was.
+    pub fn read(self, text: &str, plan: &mut Plan) -> Result<(), IssueKind> {
+        let text = text.trim();
+        let size = || parse_bytes(text).map_err(|_| not_a("a size with its unit, such as 24 GiB", text));
+        let optional_size = || if text.is_empty() { Ok(None) } else { size().map(Some) };
+        match self {
+            Self::MicroBatch => plan.recipe.micro_batch = whole(text)?,
+            Self::SeqLen => plan.recipe.seq_len = whole(text)?,
+            Self::GradAccum => plan.recipe.grad_accum = whole(text)?,
+            // Only SGD has one; what is typed for it waits until SGD is chosen again.
+            Self::Momentum if plan.recipe.optimizer.name != OptimizerName::Sgd => plan.recipe.optimizer.momentum = 0.0,
+            Self::Momentum => {
+                plan.recipe.optimizer.momentum = number(text)
+                    .filter(|m| (0.0..1.0).contains(m))
+                    .ok_or_else(|| not_a("a number from 0 to below 1, such as 0.9", text))?;
+            }
+            Self::InUse => plan.machine.in_use_bytes = optional_size()?,
+            Self::MigSlice => plan.machine.mig_slice_bytes = optional_size()?,
+            Self::Context => plan.machine.context_bytes = optional_size()?,
+            Self::GpuName | Self::GpuMemory | Self::GpuCapability => {
+                // Without a card of one's own there is nothing to fill in.
+                let Some(GpuChoice::Custom(gpu)) = &mut plan.machine.gpu else { return Ok(()) };
+                match self {
+                    Self::GpuMemory => gpu.memory_bytes = size()?,
+                    Self::GpuName => gpu.name = text.chars().take(80).collect(),
+                    _ => gpu.compute_capability = (!text.is_empty()).then(|| text.to_owned()),
+                }
+            }
+            Self::Pytorch => {
+                plan.framework.pytorch = text.parse::<Version>().map_err(|_| not_a("a version, such as 2.15", text))?;
+            }
+            Self::AllocConf => plan.framework.alloc_conf = (!text.is_empty()).then(|| text.to_owned()),
+            Self::RigidShare => plan.policy.rigid_share = share(text)?,
+            Self::ActivationShare => plan.policy.activation_share = share(text)?,
+            Self::MarginLow => plan.policy.margin_low = share(text)?,
+            Self::MarginHigh => plan.policy.margin_high = share(text)?,
+        }
+        Ok(())
+    }
+
+    /// The text for the plan's value, which [`Field::read`] reads back as that value.
+    #[must_use]
+    pub fn write(self, plan: &Plan) -> String {
+        let optional = |bytes: Option<Bytes>| bytes.map_or(String::new(), size_text);
+        let own = match &plan.machine.gpu {
+            Some(GpuChoice::Custom(gpu)) => Some(gpu),
+            _ => None,
+        };
+        match self {
+            Self::MicroBatch => plan.recipe.micro_batch.to_string(),
+            Self::SeqLen => plan.recipe.seq_len.to_string(),
+            Self::GradAccum => plan.recipe.grad_accum.to_string(),
+            Self::Momentum => plan.recipe.optimizer.momentum.to_string(),
+            Self::GpuName => own.map_or(String::new(), |gpu| gpu.name.clone()),
+            Self::GpuMemory => own.map_or(String::new(), |gpu| size_text(gpu.memory_bytes)),
+            Self::GpuCapability => own.and_then(|gpu| gpu.compute_capability.clone()).unwrap_or_default(),
+            Self::InUse => optional(plan.machine.in_use_bytes),
+            Self::MigSlice => optional(plan.machine.mig_slice_bytes),
+            Self::Context => optional(plan.machine.context_bytes),
+            Self::Pytorch => plan.framework.pytorch.to_string(),
+            Self::AllocConf => plan.framework.alloc_conf.clone().unwrap_or_default(),
+            Self::RigidShare => share_text(plan.policy.rigid_share),
+            Self::ActivationShare => share_text(plan.policy.activation_share),
+            Self::MarginLow => share_text(plan.policy.margin_low),
+            Self::MarginHigh => share_text(plan.policy.margin_high),
+        }
+    }
+}
+
+fn not_a(expected: &str, found: &str) -> IssueKind {
+    if found.is_empty() {
+        return IssueKind::Missing { expected: expected.into() };
+    }
+    let found: String = found.chars().take(40).collect();
+    IssueKind::NotA { expected: expected.into(), found: format!("`{found}`") }
+}
+
+/// A whole number, with spaces or underscores between its digits. Whether it is in range is the engine's to say.
+fn whole(text: &str) -> Result<u64, IssueKind> {
+    let digits: String = text.chars().filter(|c| !c.is_whitespace() && *c != '_').collect();
+    if digits.is_empty() || !digits.chars().all(|c| c.is_ascii_digit()) {
+        return Err(not_a("a whole number", text));
+    }
+    // So many digits that they do not fit are out of every range.
+    Ok(digits.parse().unwrap_or(u64::MAX))
+}
+
+/// A decimal number without an exponent.
+fn number(text: &str) -> Option<f64> {
+    text.chars().all(|c| c.is_ascii_digit() || c == '.').then(|| text.parse().ok()).flatten()
+}
+
+/// A percentage as a share.
+fn share(text: &str) -> Result<f64, IssueKind> {
+    number(text.trim_end_matches('%').trim_end())
+        .filter(|percent| (0.0..=100.0).contains(percent))
+        .map(|percent| percent / 100.0)
+        .ok_or_else(|| not_a("a percentage from 0 to 100", text))
+}
+
+fn share_text(share: f64) -> String {
+    let percent = share * 100.0;
+    // 0.07 × 100 is 7.000000000000001.
+    let rounded = (percent * 1e9).round() / 1e9;
+    if rounded / 100.0 == share { rounded.to_string() } else { percent.to_string() }
+}
+
+/// A byte count in the largest binary unit that writes it exactly with at most three digits or none after the point.
+fn size_text(bytes: Bytes) -> String {
+    const UNITS: [(&str, u64); 3] = [("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
+    for (unit, scale) in UNITS {
+        if bytes.get() >= scale && bytes.get().is_multiple_of(scale) {
+            return format!("{} {unit}", bytes.get() / scale);
+        }
+    }
+    let short = format!("{} GiB", three_digits(bytes.as_gib()));
+    if parse_bytes(&short) == Ok(bytes) { short } else { format!("{} B", bytes.get()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::machine::CustomGpu;
+    use crate::view::example;
+
+    fn read(field: Field, text: &str) -> Result<Plan, IssueKind> {
+        let mut plan = example();
+        plan.recipe.optimizer.name = OptimizerName::Sgd;
+        field.read(text, &mut plan).map(|()| plan)
+    }
+
+    #[test]
+    fn what_is_written_reads_back_the_same() {
+        let mut own = example();
+        own.machine.gpu = Some(GpuChoice::Custom(CustomGpu {
+            name: "mine".into(),
+            memory_bytes: Bytes(25_383_256_719),
+            compute_capability: Some("8.9".into()),
+        }));
+        own.machine.in_use_bytes = Some(Bytes(600 << 20));
+        own.policy.margin_low = 0.07;
+        for plan in [example(), own] {
+            let mut read_back = plan.clone();
+            for field in Field::ALL {
+                field.read(&field.write(&plan), &mut read_back).unwrap();
+            }
+            assert_eq!(read_back, plan);
+        }
+    }
+
+    #[test]
+    fn an_empty_optional_field_means_not_known() {
+        assert_eq!(read(Field::InUse, " ").unwrap().machine.in_use_bytes, None);
+        assert_eq!(read(Field::InUse, "0 GiB").unwrap().machine.in_use_bytes, Some(Bytes(0)));
+        assert_eq!(read(Field::MigSlice, "").unwrap().machine.mig_slice_bytes, None);
+    }
+
+    #[test]
+    fn people_write_numbers_in_several_ways() {
+        for text in ["16384", " 16384 ", "16 384", "16_384", "16\u{202f}384"] {
+            assert_eq!(read(Field::SeqLen, text).unwrap().recipe.seq_len, 16384, "{text}");
+        }
+        assert_eq!(read(Field::MicroBatch, "99999999999999999999999").unwrap().recipe.micro_batch, u64::MAX);
+        assert_eq!(read(Field::RigidShare, "75 %").unwrap().policy.rigid_share, 0.75);
+    }
+
+    #[test]
+    fn what_is_no_number_is_refused_with_what_was_expected() {
+        for (field, texts) in [
+            (Field::MicroBatch, &["", "-1", "1.5", "1e3", "two", "0x10", "१"][..]),
+            (Field::Momentum, &["", "1", "-0.1", "nan", "inf", "1e-1"]),
+            (Field::MarginLow, &["", "101", "-1", "ten", "NaN"]),
+            (Field::InUse, &["much", "-1 GiB", "5 apples", "1e9"]),
+            (Field::Pytorch, &["", "two", "2"]),
+        ] {
+            for text in texts {
+                let error = read(field, text).unwrap_err();
+                assert!(matches!(error, IssueKind::NotA { .. } | IssueKind::Missing { .. }), "{text}: {error:?}");
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_read_or_refused(text in ".{0,60}", at in 0usize..Field::ALL.len()) {
+            let _ = read(Field::ALL[at], &text);
+        }
+
+        #[test]
+        fn any_size_reads_back(bytes in 0u64..(1 << 50)) {
+            prop_assert_eq!(parse_bytes(&size_text(Bytes(bytes))), Ok(Bytes(bytes)));
+        }
+
+        #[test]
+        fn any_percentage_reads_back(hundredths in 0u32..=10_000) {
+            let percent = f64::from(hundredths) / 100.0;
+            let share = share(&percent.to_string()).unwrap();
+            prop_assert_eq!(share_text(share), percent.to_string());
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! The form's lists, hints and the issues beside its fields.
+
+use crate::decide::Caveat;
+use crate::issue::Issue;
+use crate::machine::{self, Gpu};
+use crate::model::{self, ModelSource};
+use crate::text::{Catalogue, Label, Msg};
+use crate::units::grouped;
+use crate::view::draft::CONFIG_PATH;
+use crate::view::number::count;
+use crate::view::{Field, GpuPick, State};
+
+/// The `id` of the model's control, of the GPU's, and of the text of `config.json`.
+pub const MODEL_ID: &str = "model";
+/// The `id` of the GPU's control.
+pub const GPU_ID: &str = "gpu";
+/// The `id` of the text of `config.json`.
+pub const CONFIG_ID: &str = "config";
+
+/// The presets that match the filter, and always the chosen one.
+#[must_use]
+pub fn presets(filter: &str, chosen: &str) -> Vec<&'static str> {
+    model::presets().iter().map(|p| p.name.as_str()).filter(|name| *name == chosen || matches(name, filter)).collect()
+}
+
+/// The GPUs that match the filter, and always the chosen one.
+#[must_use]
+pub fn gpus(filter: &str, chosen: &GpuPick) -> Vec<&'static Gpu> {
+    let chosen = match chosen {
+        GpuPick::Catalogue(name) => machine::find(name).ok(),
+        _ => None,
+    };
+    machine::gpus()
+        .iter()
+        .filter(|gpu| {
+            chosen.is_some_and(|c| c.name == gpu.name)
+                || matches(&format!("{} {} {}", gpu.name, gpu.vendor, gpu.arch), filter)
+        })
+        .collect()
+}
+
+/// Whether every word of the filter is in the name.
+fn matches(name: &str, filter: &str) -> bool {
+    let name = name.to_lowercase();
+    filter.to_lowercase().split_whitespace().all(|word| name.contains(word))
+}
+
+/// The hint under the GPU: what of it can be used, and how that is known.
+#[must_use]
+pub fn gpu_hint(state: &State, text: &dyn Catalogue) -> Option<String> {
+    let hardware = state.draft.plan().ok()?.machine.resolve().ok()?;
+    hardware.name.as_ref()?;
+    let source = hardware.capacity.as_ref().map_or("", |c| c.provenance.source.as_str());
+    Some(text.say(&Msg::GpuHint { capacity: hardware.capacity.as_ref().map(|c| c.bytes), source }))
+}
+
+/// The hint under the model: its parameters and shape, as the last good answer has them.
+#[must_use]
+pub fn model_hint(state: &State, text: &dyn Catalogue) -> Option<String> {
+    let estimate = &state.outcome.shown.as_ref()?.decision().estimate;
+    let shape: Vec<String> = estimate
+        .bill
+        .symbols
+        .iter()
+        .filter(|(symbol, _)| matches!(symbol.as_str(), "L" | "h" | "V"))
+        .map(|(symbol, value)| format!("{} {}", text.symbol(symbol), grouped(*value)))
+        .collect();
+    Some(text.say(&Msg::ModelHint { parameters: &count(estimate.parameters), shape: &shape.join(", ") }))
+}
+
+/// One issue of the summary: the control that it is about, and its sentence.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Problem {
+    /// The `id` of the control to go to.
+    pub id: &'static str,
+    /// The sentence, with the field's label.
+    pub sentence: String,
+}
+
+/// Every issue of the inputs, for the summary above the form.
+#[must_use]
+pub fn problems(state: &State, text: &dyn Catalogue) -> Vec<Problem> {
+    state
+        .outcome
+        .issues
+        .iter()
+        .map(|issue| {
+            let (id, label) = control(issue, state);
+            let field = match label {
+                Some(label) => text.label(label).to_owned(),
+                None => issue.field.clone(),
+            };
+            Problem { id, sentence: text.say(&Msg::Problem { field: &field, issue }) }
+        })
+        .collect()
+}
+
+/// The sentences beside the control `id`; the field's name is left out where the control has it as its label.
+#[must_use]
+pub fn issues_of(state: &State, id: &str, text: &dyn Catalogue) -> Vec<String> {
+    let mine = state.outcome.issues.iter().filter(|issue| control(issue, state).0 == id);
+    mine.map(|issue| match control(issue, state).1 {
+        Some(_) => text.issue(&issue.kind),
+        None => text.say(&Msg::Problem { field: &issue.field, issue }),
+    })
+    .collect()
+}
+
+/// The control that an issue is about, and its label where that names the field.
+fn control(issue: &Issue, state: &State) -> (&'static str, Option<Label>) {
+    if let Some(field) = Field::ALL.into_iter().find(|field| field.path() == issue.field) {
+        return (field.id(), Some(field.label()));
+    }
+    let starts = |prefix: &str| issue.field.starts_with(prefix);
+    match issue.field.as_str() {
+        CONFIG_PATH => (CONFIG_ID, Some(Label::ConfigJson)),
+        "machine.gpu" => (GPU_ID, Some(Label::Gpu)),
+        "model" | "model.preset" => (MODEL_ID, Some(Label::Model)),
+        "recipe.precision" => ("precision", Some(Label::Precision)),
+        "recipe.attention" | "recipe.sdpa_backend" => ("attention", Some(Label::Attention)),
+        "recipe.checkpointing" => ("checkpointing", Some(Label::Checkpointing)),
+        _ if starts("recipe.optimizer") => ("optimizer", Some(Label::Optimizer)),
+        _ if starts("machine") => (GPU_ID, None),
+        // What is wrong inside a config.json is named by its own field.
+        _ if state.draft.config().is_some() => (CONFIG_ID, None),
+        _ => (MODEL_ID, None),
+    }
+}
+
+/// The preset that is chosen, or was before a `config.json` was taken.
+#[must_use]
+pub fn chosen_preset(state: &State) -> &str {
+    match &state.draft.choices().model {
+        ModelSource::Preset(name) => model::presets::find(name).map_or(name, |preset| &preset.name),
+        ModelSource::Config(_) => "",
+    }
+}
+
+/// The model's name in the navigation.
+#[must_use]
+pub fn model_name(state: &State, text: &dyn Catalogue) -> String {
+    match state.draft.config() {
+        Some(_) => text.label(Label::ConfigJson).into(),
+        None => chosen_preset(state).into(),
+    }
+}
+
+/// The catalogue's own name of a card that a plan names by any of its names.
+#[must_use]
+pub fn catalogue_name(name: &str) -> &str {
+    machine::find(name).map_or(name, |gpu| &gpu.name)
+}
+
+/// The hint under a precision that is not known: what every recipe would come to.
+#[must_use]
+pub fn precision_hint(state: &State, text: &dyn Catalogue) -> String {
+    let mut sentences = vec![text.label(Label::PrecisionUnknownHint).to_owned()];
+    let caveats = state.outcome.shown.iter().flat_map(|shown| &shown.decision().caveats);
+    for caveat in caveats {
+        if let Caveat::PrecisionNotGiven { candidates } = caveat {
+            let said: Vec<String> = candidates
+                .iter()
+                .map(|c| {
+                    let name = text.precision(c.precision);
+                    text.say(&Msg::PrecisionCandidate { name, verdict: c.verdict, allocated: c.allocated })
+                })
+                .collect();
+            sentences.push(format!("{}.", said.join("; ")));
+        }
+    }
+    sentences.join(" ")
+}

@@ -1,0 +1,89 @@
+//! Rows of remedies: what to change, what it saves, how it then stands.
+
+use crate::decide::{Decision, Status, VerdictKind};
+use crate::text::Catalogue;
+use crate::units::Bytes;
+use crate::view::answer::status;
+use crate::view::number::{gib, signed_gib};
+
+/// One remedy as a row.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RemedyRow {
+    /// Its position in the decision's list, by which it is tried.
+    pub index: usize,
+    /// What it is.
+    pub name: String,
+    /// What it does.
+    pub note: String,
+    /// How it then stands and what else it changes, in a few words.
+    pub summary: String,
+    /// The peak with it, GiB.
+    pub peak: String,
+    /// The exact peak.
+    pub exact: Bytes,
+    /// The change of the peak, GiB with its sign.
+    pub change: String,
+    /// How it then stands.
+    pub then: Status,
+    /// The same in a word.
+    pub then_word: String,
+}
+
+/// Which peak a row quotes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Quoted {
+    /// The tensors' blocks.
+    Allocated,
+    /// What the process holds, where it is known.
+    Process,
+}
+
+fn row(decision: &Decision, index: usize, quoted: Quoted, text: &dyn Catalogue) -> Option<RemedyRow> {
+    let remedy = decision.remedies.get(index)?;
+    let process = || {
+        let saved = remedy.saved_process_bytes?;
+        let now = decision.verdict.numbers.process?;
+        Some((Bytes(now.get().checked_add_signed(saved.checked_neg()?)?), saved))
+    };
+    let (peak, saved) = match quoted {
+        Quoted::Process => process(),
+        Quoted::Allocated => None,
+    }
+    .unwrap_or((remedy.peak_bytes, remedy.saved_bytes));
+    Some(RemedyRow {
+        index,
+        name: text.remedy(remedy),
+        note: text.remedy_note(remedy).into(),
+        summary: format!("{}; {}", text.verdict(remedy.verdict), text.effect(remedy.effect)),
+        peak: gib(peak),
+        exact: peak,
+        change: signed_gib(saved.saturating_neg()),
+        then: status(remedy.verdict),
+        then_word: text.verdict(remedy.verdict).to_lowercase(),
+    })
+}
+
+/// The rows at `positions` in the decision's list.
+#[must_use]
+pub fn rows(decision: &Decision, positions: &[usize], quoted: Quoted, text: &dyn Catalogue) -> Vec<RemedyRow> {
+    positions.iter().filter_map(|&at| row(decision, at, quoted, text)).collect()
+}
+
+/// The `most` remedies to try first: those that make it fit before those that only help, each in the decision's order.
+/// One that neither lowers the peak nor betters the verdict is no remedy here.
+#[must_use]
+pub fn first(decision: &Decision, most: usize, text: &dyn Catalogue) -> Vec<RemedyRow> {
+    let fits = |at: &usize| decision.remedies[*at].verdict == VerdictKind::Fits;
+    if decision.verdict.kind == VerdictKind::Fits {
+        return Vec::new();
+    }
+    let mut order: Vec<usize> =
+        (0..decision.remedies.len()).filter(|at| decision.remedies[*at].saves() || fits(at)).collect();
+    let quoted = match decision.verdict.kind {
+        VerdictKind::Tight => Quoted::Process,
+        _ => Quoted::Allocated,
+    };
+    order.sort_by_key(|at| !fits(at));
+    order.truncate(most);
+    rows(decision, &order, quoted, text)
+}

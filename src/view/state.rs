@@ -1,0 +1,490 @@
+//! The page's state and the one place where it changes.
+
+use std::rc::Rc;
+
+use crate::bill::{Instant, Part};
+use crate::decide::{Decision, decide};
+use crate::issue::Issue;
+use crate::measure::{self, ImportError, Imported, Measurement, Unit};
+use crate::model::ModelSource;
+use crate::plan::{Plan, Policy};
+use crate::recipe::{Attention, Checkpointing, OptimizerImpl, OptimizerName, Precision};
+use crate::text::LinkProblem;
+use crate::units::Bytes;
+use crate::view::{Draft, Field, GpuPick, Intake, link, recognise};
+
+/// How many tried remedies can be undone.
+const MAX_UNDO: usize = 32;
+
+/// Everything that the page knows.
+#[derive(Clone, Debug, PartialEq)]
+pub struct State {
+    /// The inputs as they were typed.
+    pub draft: Draft,
+    /// What follows from them.
+    pub outcome: Outcome,
+    /// The plans before each tried remedy, oldest first.
+    pub undo: Vec<Undo>,
+    /// The cell of the bill that is open.
+    pub open: Option<(Part, Instant)>,
+    /// Panels that are open.
+    pub panels: Vec<Panel>,
+    /// The section that the person went to last.
+    pub section: Section,
+    /// What was measured.
+    pub measured: Measured,
+    /// The colours.
+    pub theme: Theme,
+    /// Something to tell, until it is dismissed or something else is to be told.
+    pub notice: Option<Notice>,
+    /// What the model list is filtered by.
+    pub model_filter: String,
+    /// What the GPU list is filtered by.
+    pub gpu_filter: String,
+}
+
+/// What follows from the inputs: the last good answer, and what is wrong with the inputs now.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Outcome {
+    /// The last good answer.
+    pub shown: Option<Shown>,
+    /// What is wrong now; then the answer is stale.
+    pub issues: Vec<Issue>,
+}
+
+/// A plan and the decision about it. Two are the same when they are one: comparing the figures would cost more than
+/// drawing them.
+#[derive(Clone, Debug)]
+pub struct Shown(Rc<(Plan, Decision)>);
+
+impl Shown {
+    /// The plan.
+    #[must_use]
+    pub fn plan(&self) -> &Plan {
+        &self.0.0
+    }
+
+    /// The decision about it.
+    #[must_use]
+    pub fn decision(&self) -> &Decision {
+        &self.0.1
+    }
+}
+
+impl PartialEq for Shown {
+    fn eq(&self, other: &Self) -> bool {
+        Rc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+/// A remedy that was tried and can be undone.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Undo {
+    /// The inputs before.
+    pub before: Draft,
+    /// The remedy, as the page named it.
+    pub remedy: String,
+}
+
+/// A part of the page that one can go to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Section {
+    /// The inputs.
+    #[default]
+    Job,
+    /// Step 1.
+    Rigid,
+    /// Step 2.
+    Activations,
+    /// Step 3.
+    Margin,
+    /// Step 4.
+    Throughput,
+    /// The comparison with a measurement.
+    Measured,
+}
+
+impl Section {
+    /// All of them, in the order of the navigation.
+    pub const ALL: [Self; 6] =
+        [Self::Job, Self::Rigid, Self::Activations, Self::Margin, Self::Throughput, Self::Measured];
+
+    /// The section that a plain link inside the page names.
+    #[must_use]
+    pub fn from_fragment(fragment: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|section| fragment.strip_prefix('#') == Some(section.id()))
+    }
+
+    /// The `id` of its element.
+    #[must_use]
+    pub const fn id(self) -> &'static str {
+        match self {
+            Self::Job => "job",
+            Self::Rigid => "rigid",
+            Self::Activations => "activations",
+            Self::Margin => "margin",
+            Self::Throughput => "throughput",
+            Self::Measured => "measured",
+        }
+    }
+}
+
+/// A panel that opens and closes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Panel {
+    /// The text of a `config.json`.
+    Config,
+    /// The answer's details, on a phone.
+    Answer,
+}
+
+/// The colours.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Theme {
+    /// As the system has it.
+    #[default]
+    System,
+    /// Dark on light.
+    Light,
+    /// Light on dark.
+    Dark,
+}
+
+impl Theme {
+    /// The next in the cycle of the button.
+    #[must_use]
+    pub const fn next(self) -> Self {
+        match self {
+            Self::System => Self::Light,
+            Self::Light => Self::Dark,
+            Self::Dark => Self::System,
+        }
+    }
+
+    /// The value that is stored and set on the root element.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::System => "system",
+            Self::Light => "light",
+            Self::Dark => "dark",
+        }
+    }
+
+    /// The theme of a stored value; anything unknown is the system's.
+    #[must_use]
+    pub fn from_name(name: &str) -> Self {
+        [Self::Light, Self::Dark].into_iter().find(|theme| theme.name() == name).unwrap_or_default()
+    }
+}
+
+/// What was measured, and what was last pasted for it. A text that is not understood leaves the measurement as it was.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Measured {
+    /// The text in the box.
+    pub text: String,
+    /// Why it was not understood.
+    pub error: Option<ImportError>,
+    /// The units to choose from, when the text does not say which.
+    pub question: Vec<Unit>,
+    /// The unit that was chosen.
+    pub unit: Option<Unit>,
+    /// The last measurement that was understood.
+    pub taken: Option<Rc<Measurement>>,
+}
+
+/// Something to tell.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Notice {
+    /// The link is in the clipboard.
+    Copied,
+    /// The clipboard was refused.
+    CopyFailed,
+    /// A link was not taken.
+    LinkRefused(LinkProblem),
+    /// The model was taken from a text.
+    ConfigTaken(String),
+    /// The whole plan was taken from a text.
+    PlanTaken,
+    /// A plan that cannot be used.
+    PlanRefused(ImportError),
+    /// Too much text.
+    TextTooLarge {
+        /// How much.
+        bytes: Bytes,
+    },
+    /// Too large a file.
+    FileTooLarge {
+        /// Its name.
+        name: String,
+        /// Its size.
+        bytes: Bytes,
+        /// What is read at most.
+        limit: Bytes,
+    },
+    /// A file that is no text.
+    FileUnreadable,
+}
+
+/// What can happen.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Action {
+    /// Typed into a field.
+    Type(Field, String),
+    /// Chose a preset.
+    Preset(String),
+    /// Typed or took a `config.json`; `None`: back to the presets.
+    Config(Option<String>),
+    /// Chose a GPU.
+    Gpu(GpuPick),
+    /// Chose a precision recipe; `None`: I don't know.
+    Precision(Option<Precision>),
+    /// Chose an optimizer.
+    Optimizer(OptimizerName),
+    /// Chose its implementation; `None`: I don't know.
+    Implementation(Option<OptimizerImpl>),
+    /// Chose an attention implementation; `None`: I don't know.
+    Attention(Option<Attention>),
+    /// Chose checkpointing.
+    Checkpointing(Checkpointing),
+    /// Said whether the memory in use is known.
+    InUseKnown(bool),
+    /// Took the policy back to its defaults.
+    ResetPolicy,
+    /// Tried the remedy at this position, under this name.
+    Try(usize, String),
+    /// Undid the last one.
+    Undo,
+    /// Opened or closed a cell of the bill.
+    Cell(Part, Instant),
+    /// Opened or closed a panel.
+    Panel(Panel, bool),
+    /// Went to a section.
+    Go(Section),
+    /// Changed the text in the box for measurements.
+    MeasuredText(String),
+    /// Said in which unit its figures are.
+    MeasuredUnit(Unit),
+    /// Forgot the measurement.
+    Forget,
+    /// Took over the job that the measurement names.
+    UseMeasuredPlan,
+    /// Pasted outside any field, or dropped or picked a file with this text.
+    Paste(String),
+    /// Opened a link with this fragment.
+    Link(String),
+    /// Chose the colours.
+    Theme(Theme),
+    /// Something to tell, or nothing any more.
+    Notice(Option<Notice>),
+    /// Filtered the models.
+    ModelFilter(String),
+    /// Filtered the GPUs.
+    GpuFilter(String),
+}
+
+impl State {
+    /// The state at the start, for `plan`.
+    #[must_use]
+    pub fn new(plan: &Plan) -> Self {
+        let mut state = Self {
+            draft: Draft::of(plan),
+            outcome: Outcome::default(),
+            undo: Vec::new(),
+            open: None,
+            panels: Vec::new(),
+            section: Section::default(),
+            measured: Measured::default(),
+            theme: Theme::default(),
+            notice: None,
+            model_filter: String::new(),
+            gpu_filter: String::new(),
+        };
+        state.recompute();
+        state
+    }
+
+    /// The state at the start, for a link's fragment: its plan, or the example and what was wrong with the link.
+    #[must_use]
+    pub fn from_fragment(fragment: &str) -> Self {
+        if let Some(section) = Section::from_fragment(fragment) {
+            return Self { section, ..Self::new(&super::example()) };
+        }
+        match link::decode(fragment) {
+            Ok(plan) => Self::new(&plan.unwrap_or_else(super::example)),
+            Err(why) => Self { notice: Some(Notice::LinkRefused(why)), ..Self::new(&super::example()) },
+        }
+    }
+
+    /// The fragment that leads back to the inputs that the answer is for; `None` when there is no answer or it is too
+    /// long for a link.
+    #[must_use]
+    pub fn fragment(&self) -> Option<String> {
+        link::encode(self.outcome.shown.as_ref()?.plan())
+    }
+
+    /// The state after `action`; the same one when nothing changes.
+    #[must_use]
+    pub fn reduce(self: &Rc<Self>, action: Action) -> Rc<Self> {
+        let mut next = Self::clone(self);
+        next.apply(action);
+        if next == **self { Rc::clone(self) } else { Rc::new(next) }
+    }
+
+    fn apply(&mut self, action: Action) {
+        match action {
+            Action::Type(field, text) => self.edit(|draft| draft.set_text(field, text)),
+            Action::Preset(name) => self.edit(|draft| {
+                draft.set_config(None);
+                draft.choices_mut().model = ModelSource::Preset(name);
+            }),
+            Action::Config(text) => self.edit(|draft| draft.set_config(text)),
+            Action::Gpu(pick) => self.edit(|draft| draft.set_gpu(pick)),
+            Action::Precision(precision) => self.edit(|draft| draft.choices_mut().recipe.precision = precision),
+            Action::Optimizer(name) => self.edit(|draft| draft.choices_mut().recipe.optimizer.name = name),
+            Action::Implementation(which) => {
+                self.edit(|draft| draft.choices_mut().recipe.optimizer.implementation = which);
+            }
+            Action::Attention(attention) => self.edit(|draft| draft.choices_mut().recipe.attention = attention),
+            Action::Checkpointing(mode) => self.edit(|draft| draft.choices_mut().recipe.checkpointing = mode),
+            Action::InUseKnown(known) => self.edit(|draft| {
+                draft.set_text(Field::InUse, if known { "0 GiB".into() } else { String::new() });
+            }),
+            Action::ResetPolicy => self.edit(|draft| {
+                draft.choices_mut().policy = Policy::default();
+                for field in [Field::RigidShare, Field::ActivationShare, Field::MarginLow, Field::MarginHigh] {
+                    draft.set_text(field, field.write(draft.choices()));
+                }
+            }),
+            Action::Try(index, remedy) => self.try_remedy(index, remedy),
+            Action::Undo => {
+                if let Some(undo) = self.undo.pop() {
+                    self.edit(|draft| *draft = undo.before);
+                }
+            }
+            Action::Cell(part, instant) => {
+                self.open = (self.open != Some((part, instant))).then_some((part, instant));
+            }
+            Action::Panel(panel, open) => {
+                self.panels.retain(|other| *other != panel);
+                if open {
+                    self.panels.push(panel);
+                }
+            }
+            Action::Go(section) => self.section = section,
+            Action::MeasuredText(text) => self.read_measurement(text, None),
+            Action::MeasuredUnit(unit) => self.read_measurement(self.measured.text.clone(), Some(unit)),
+            Action::Forget => self.measured = Measured::default(),
+            Action::UseMeasuredPlan => {
+                if let Some(plan) = self.measured.taken.as_ref().and_then(|m| m.plan.clone()) {
+                    self.load(&plan);
+                }
+            }
+            Action::Paste(text) => self.paste(text),
+            Action::Link(fragment) if Section::from_fragment(&fragment).is_some() => {
+                self.section = Section::from_fragment(&fragment).unwrap_or_default();
+            }
+            Action::Link(fragment) => match link::decode(&fragment) {
+                Ok(None) => {}
+                Ok(Some(plan)) => {
+                    if self.outcome.shown.as_ref().is_none_or(|shown| *shown.plan() != plan) {
+                        self.load(&plan);
+                    }
+                }
+                Err(why) => self.notice = Some(Notice::LinkRefused(why)),
+            },
+            Action::Theme(theme) => self.theme = theme,
+            Action::Notice(notice) => self.notice = notice,
+            Action::ModelFilter(text) => self.model_filter = text,
+            Action::GpuFilter(text) => self.gpu_filter = text,
+        }
+    }
+
+    /// Whether a panel is open.
+    #[must_use]
+    pub fn is_open(&self, panel: Panel) -> bool {
+        self.panels.contains(&panel)
+    }
+
+    /// Whether the answer is for earlier inputs than those in the fields.
+    #[must_use]
+    pub fn is_stale(&self) -> bool {
+        !self.outcome.issues.is_empty()
+    }
+
+    fn edit(&mut self, change: impl FnOnce(&mut Draft)) {
+        change(&mut self.draft);
+        self.recompute();
+    }
+
+    fn load(&mut self, plan: &Plan) {
+        self.undo.clear();
+        self.edit(|draft| *draft = Draft::of(plan));
+    }
+
+    fn recompute(&mut self) {
+        match self.draft.plan().and_then(|plan| decide(&plan).map(|decision| Shown(Rc::new((plan, decision))))) {
+            Ok(shown) => self.outcome = Outcome { shown: Some(shown), issues: Vec::new() },
+            Err(issues) => self.outcome.issues = issues,
+        }
+    }
+
+    fn try_remedy(&mut self, index: usize, remedy: String) {
+        let plan = self.outcome.shown.as_ref().and_then(|s| s.decision().remedies.get(index)).map(|r| r.plan.clone());
+        let Some(plan) = plan else { return };
+        if self.undo.len() == MAX_UNDO {
+            self.undo.remove(0);
+        }
+        self.undo.push(Undo { before: self.draft.clone(), remedy });
+        self.edit(|draft| *draft = Draft::of(&plan));
+    }
+
+    fn read_measurement(&mut self, text: String, unit: Option<Unit>) {
+        let result = match unit {
+            _ if text.trim().is_empty() => {
+                self.measured = Measured { taken: self.measured.taken.take(), text, ..Measured::default() };
+                return;
+            }
+            None => measure::import(&text),
+            Some(unit) => measure::import_in(&text, unit),
+        };
+        self.take_measurement(text, unit, result);
+    }
+
+    fn take_measurement(&mut self, text: String, unit: Option<Unit>, result: Result<Imported, ImportError>) {
+        let taken = self.measured.taken.take();
+        self.measured = match result {
+            Ok(Imported::Measurement { measurement, .. }) => {
+                Measured { text, unit, taken: Some(measurement.into()), ..Measured::default() }
+            }
+            Ok(Imported::WhichUnit { candidates, .. }) => {
+                Measured { text, question: candidates, taken, ..Measured::default() }
+            }
+            Err(error) => Measured { text, error: Some(error), taken, ..Measured::default() },
+        };
+    }
+
+    fn paste(&mut self, text: String) {
+        if text.len() > measure::MAX_TEXT {
+            self.notice = Some(Notice::TextTooLarge { bytes: Bytes(text.len() as u64) });
+            return;
+        }
+        match recognise(&text) {
+            Intake::Config(name) => {
+                self.edit(|draft| draft.set_config(Some(text)));
+                self.notice = Some(Notice::ConfigTaken(name));
+                self.section = Section::Job;
+            }
+            Intake::Plan(plan) => {
+                self.load(&plan);
+                self.notice = Some(Notice::PlanTaken);
+                self.section = Section::Job;
+            }
+            Intake::BrokenPlan(error) => self.notice = Some(Notice::PlanRefused(error)),
+            Intake::Measurement(result) => {
+                self.take_measurement(text, None, result);
+                self.section = Section::Measured;
+            }
+        }
+    }
+}
