@@ -1,10 +1,27 @@
-//! The page.
+//! The page: thin components over [`vram_budget::view`], which holds its state and decides what is shown.
+#![cfg_attr(not(target_arch = "wasm32"), allow(dead_code))]
+
+mod answer;
 mod app;
+mod bill;
+mod controls;
+mod frame;
+mod job;
+mod measured;
+mod platform;
+mod steps;
+mod store;
+mod timeline;
 
 #[cfg(target_arch = "wasm32")]
 fn main() {
-    yew::Renderer::<app::App>::new().render();
+    platform::keep_input_on_panic();
+    let Some(root) = gloo::utils::document().get_element_by_id("app") else { return };
+    let props = app::Props { fragment: platform::fragment().into(), theme: platform::stored_theme() };
+    yew::Renderer::<app::App>::with_root_and_props(root, props).render();
+    platform::say_started();
 }
 
+/// Natively the page is only compiled and tested.
 #[cfg(not(target_arch = "wasm32"))]
 fn main() {}

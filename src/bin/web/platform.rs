@@ -1,0 +1,314 @@
+//! The browser: the URL, the clipboard, files, storage, focus. Nothing else in the page touches the window.
+//!
+//! What is a hook does its work in effects and callbacks, which do not run where the page is rendered natively.
+
+use std::cell::RefCell;
+
+use gloo::events::{EventListener, EventListenerOptions};
+use gloo::file::callbacks::FileReader;
+use gloo::timers::callback::Timeout;
+use gloo::utils::{document, window};
+use vram_budget::units::Bytes;
+use vram_budget::view::{Action, Notice, State, Theme, example, link};
+use wasm_bindgen::{JsCast, JsValue};
+use web_sys::{ClipboardEvent, DragEvent, Element, HtmlElement, HtmlInputElement};
+use yew::prelude::*;
+
+use crate::app::title;
+use crate::store::Handle;
+
+/// The largest file that is opened.
+const MAX_FILE: u64 = 2 << 30;
+/// The largest text that a format known here has.
+const MAX_DOCUMENT: u64 = vram_budget::measure::MAX_TEXT as u64;
+/// How long the inputs rest before the URL follows, and before the live region speaks, in ms.
+const URL_REST: u32 = 300;
+const LIVE_REST: u32 = 900;
+const THEME_KEY: &str = "vram-budget.theme";
+
+thread_local! {
+    /// The fragment of the last state, for the panel that a panic shows.
+    static LAST: RefCell<String> = const { RefCell::new(String::new()) };
+    /// A file that is being read: dropping the reader would stop it.
+    static READING: RefCell<Option<FileReader>> = const { RefCell::new(None) };
+}
+
+/// The URL's fragment, with its `#`.
+pub(crate) fn fragment() -> String {
+    window().location().hash().unwrap_or_default()
+}
+
+/// The stored colours.
+pub(crate) fn stored_theme() -> Theme {
+    let stored = window().local_storage().ok().flatten().and_then(|storage| storage.get_item(THEME_KEY).ok().flatten());
+    Theme::from_name(&stored.unwrap_or_default())
+}
+
+/// Tells the boot script that the program runs.
+pub(crate) fn say_started() {
+    if let Ok(event) = web_sys::Event::new("vram-budget:started") {
+        let _ = window().dispatch_event(&event);
+    }
+}
+
+/// Keeps what a panic's panel offers. Does nothing natively, where there is no panel.
+pub(crate) fn remember(state: &State) {
+    if cfg!(target_arch = "wasm32")
+        && let Some(fragment) = state.fragment()
+    {
+        LAST.set(fragment);
+    }
+}
+
+/// From now on a panic shows the panel of `index.html` with a link that holds the last inputs. After a panic nothing of
+/// the program may run again, so the page is made inert.
+pub(crate) fn keep_input_on_panic() {
+    std::panic::set_hook(Box::new(|info| {
+        let message = info.to_string();
+        gloo::console::error!(&message);
+        let document = document();
+        let by_id = |id: &str| document.get_element_by_id(id);
+        let fragment = LAST.try_with(|last| last.try_borrow().map(|last| last.clone()).unwrap_or_default());
+        let fragment = fragment.ok().filter(|f| !f.is_empty()).map_or_else(self::fragment, |f| format!("#{f}"));
+        let href = window().location().href().unwrap_or_default();
+        let page = href.split('#').next().unwrap_or_default();
+        let link = format!("{page}{fragment}");
+        for (id, text) in [("panic-link", &link), ("panic-message", &message)] {
+            if let Some(area) = by_id(id) {
+                area.set_text_content(Some(text));
+            }
+        }
+        if let Some(again) = by_id("panic-again") {
+            let _ = again.set_attribute("href", &link);
+            // A link that differs in its fragment alone would not load the page again.
+            let _ = again.set_attribute("target", "_blank");
+        }
+        if let Some(app) = by_id("app") {
+            let _ = app.set_attribute("inert", "");
+        }
+        if let Some(panel) = by_id("panic") {
+            let _ = panel.remove_attribute("hidden");
+            panel.scroll_into_view();
+        }
+    }));
+}
+
+/// Opens whatever hides the element, scrolls to it, and moves the focus to it or to its heading.
+pub(crate) fn go_to(id: &str) {
+    let Some(element) = document().get_element_by_id(id) else { return };
+    let mut around = element.parent_element();
+    while let Some(outer) = around {
+        if outer.tag_name().eq_ignore_ascii_case("details") {
+            let _ = outer.set_attribute("open", "");
+        }
+        around = outer.parent_element();
+    }
+    element.scroll_into_view();
+    let heading = element.query_selector("h2[tabindex]").ok().flatten();
+    if let Some(target) = heading.unwrap_or(element).dyn_ref::<HtmlElement>() {
+        let options = web_sys::FocusOptions::new();
+        options.set_prevent_scroll(true);
+        let _ = target.focus_with_options(&options);
+    }
+}
+
+/// Copies the link to the inputs, and says how it went.
+pub(crate) fn copy_link(store: &Handle) {
+    let href = window().location().href().unwrap_or_default();
+    let page = href.split('#').next().unwrap_or_default().to_owned();
+    let link = store.0.fragment().map_or(page.clone(), |fragment| format!("{page}#{fragment}"));
+    let dispatcher = store.dispatcher();
+    wasm_bindgen_futures::spawn_local(async move {
+        // Without a secure context, as from file://, there is no clipboard at all.
+        let clipboard = js_sys::Reflect::get(&window().navigator(), &"clipboard".into()).ok();
+        let copied = match clipboard.filter(|c| !c.is_undefined()) {
+            Some(clipboard) => {
+                let promise = clipboard.unchecked_into::<web_sys::Clipboard>().write_text(&link);
+                wasm_bindgen_futures::JsFuture::from(promise).await.is_ok()
+            }
+            None => false,
+        };
+        dispatcher.dispatch(Action::Notice(Some(if copied { Notice::Copied } else { Notice::CopyFailed })));
+    });
+}
+
+/// Keeps the URL's fragment at the inputs, and the inputs at a fragment that is opened.
+#[hook]
+pub(crate) fn use_fragment(store: &Handle) {
+    let wanted = store.0.fragment();
+    use_effect_with(wanted, |wanted| {
+        let timer = wanted.clone().map(|wanted| {
+            Timeout::new(URL_REST, move || {
+                let now = fragment();
+                // The example is what the bare address shows: no need to spell it out.
+                let bare = now.is_empty() && link::encode(&example()).as_ref() == Some(&wanted);
+                if now.strip_prefix('#') != Some(&wanted) && !bare {
+                    let url = format!("#{wanted}");
+                    let history = window().history();
+                    let _ = history.and_then(|h| h.replace_state_with_url(&JsValue::NULL, "", Some(&url)));
+                }
+            })
+        });
+        move || drop(timer)
+    });
+    let dispatcher = store.dispatcher();
+    use_effect_with((), move |()| {
+        let listener = EventListener::new(&window(), "hashchange", move |_| {
+            dispatcher.dispatch(Action::Link(fragment()));
+        });
+        move || drop(listener)
+    });
+}
+
+/// Sets and stores the colours.
+#[hook]
+pub(crate) fn use_theme(store: &Handle) {
+    use_effect_with(store.0.theme, |theme| {
+        if let Some(root) = document().document_element() {
+            let _ = match theme {
+                Theme::System => root.remove_attribute("data-theme"),
+                Theme::Light | Theme::Dark => root.set_attribute("data-theme", theme.name()),
+            };
+        }
+        if let Ok(Some(storage)) = window().local_storage() {
+            let _ = storage.set_item(THEME_KEY, theme.name());
+        }
+    });
+}
+
+/// Keeps the page's title at the answer.
+#[hook]
+pub(crate) fn use_title(store: &Handle) {
+    use_effect_with(title(store), |title| {
+        if let Some(title) = title {
+            document().set_title(title);
+        }
+    });
+}
+
+/// `text` once it has rested, so that a live region does not speak at every keystroke. Nothing at first: what a page
+/// shows when it opens is read anyway.
+#[hook]
+pub(crate) fn use_settled(text: String) -> String {
+    let said = use_state(String::new);
+    let first = use_mut_ref(|| true);
+    {
+        let said = said.clone();
+        use_effect_with(text, move |text| {
+            let timer = (!first.replace(false)).then(|| {
+                let text = text.clone();
+                Timeout::new(LIVE_REST, move || said.set(text))
+            });
+            move || drop(timer)
+        });
+    }
+    (*said).clone()
+}
+
+/// Takes what is pasted outside of fields and what is dropped anywhere. Says whether something is dragged over the page.
+#[hook]
+pub(crate) fn use_intake(store: &Handle) -> bool {
+    let dragging = use_state(|| false);
+    let store = store.clone();
+    let over = dragging.clone();
+    use_effect_with((), move |()| {
+        let dispatcher = store.dispatcher();
+        let paste = {
+            let dispatcher = dispatcher.clone();
+            EventListener::new(&document(), "paste", move |event| {
+                let Some(event) = event.dyn_ref::<ClipboardEvent>() else { return };
+                let Some(data) = event.clipboard_data().filter(|_| !in_text_field(event)) else { return };
+                if let Some(file) = data.files().and_then(|files| files.get(0)) {
+                    read(file.into(), dispatcher.clone());
+                } else if let Ok(text) = data.get_data("text/plain")
+                    && !text.trim().is_empty()
+                {
+                    dispatcher.dispatch(Action::Paste(text));
+                }
+            })
+        };
+        let active = EventListenerOptions::enable_prevent_default();
+        let dragover = {
+            let over = over.clone();
+            EventListener::new_with_options(&document(), "dragover", active, move |event| {
+                event.prevent_default();
+                over.set(true);
+            })
+        };
+        let dragleave = {
+            let over = over.clone();
+            EventListener::new(&document(), "dragleave", move |event| {
+                // Leaving an element for another one inside the page is not leaving the page.
+                if event.dyn_ref::<DragEvent>().is_some_and(|event| event.related_target().is_none()) {
+                    over.set(false);
+                }
+            })
+        };
+        let drop_ = EventListener::new_with_options(&document(), "drop", active, move |event| {
+            event.prevent_default();
+            over.set(false);
+            let Some(data) = event.dyn_ref::<DragEvent>().and_then(DragEvent::data_transfer) else { return };
+            if let Some(file) = data.files().and_then(|files| files.get(0)) {
+                read(file.into(), dispatcher.clone());
+            } else if let Ok(text) = data.get_data("text/plain")
+                && !text.trim().is_empty()
+            {
+                dispatcher.dispatch(Action::Paste(text));
+            }
+        });
+        move || drop((paste, dragover, dragleave, drop_))
+    });
+    *dragging
+}
+
+/// Whether an event happens where a person types: there, pasting means the field.
+fn in_text_field(event: &web_sys::Event) -> bool {
+    event
+        .target()
+        .and_then(|target| target.dyn_into::<Element>().ok())
+        .is_some_and(|element| element.closest("input, textarea, select, [contenteditable]").ok().flatten().is_some())
+}
+
+/// Reads a file as whatever its text is, within the limits.
+fn read(file: gloo::file::File, dispatcher: UseReducerDispatcher<crate::store::Store>) {
+    let (name, size) = (file.name(), file.size());
+    let limit = if size > MAX_FILE { MAX_FILE } else { MAX_DOCUMENT };
+    if size > limit {
+        let notice = Notice::FileTooLarge { name, bytes: Bytes(size), limit: Bytes(limit) };
+        dispatcher.dispatch(Action::Notice(Some(notice)));
+        return;
+    }
+    let reader = gloo::file::callbacks::read_as_text(&file, move |text| {
+        dispatcher.dispatch(match text {
+            Ok(text) => Action::Paste(text),
+            Err(_) => Action::Notice(Some(Notice::FileUnreadable)),
+        });
+    });
+    READING.set(Some(reader));
+}
+
+/// The `id` of the page's hidden file input.
+const FILE_ID: &str = "file";
+
+/// Opens the file picker.
+pub(crate) fn pick_file() -> Callback<MouseEvent> {
+    Callback::from(|_| {
+        if let Some(input) = document().get_element_by_id(FILE_ID).and_then(|e| e.dyn_into::<HtmlInputElement>().ok()) {
+            input.click();
+        }
+    })
+}
+
+/// The hidden file input; its file is read like a dropped one.
+pub(crate) fn file_input(store: &Handle) -> Html {
+    let dispatcher = store.dispatcher();
+    let onchange = Callback::from(move |event: Event| {
+        let Some(input) = event.target_dyn_into::<HtmlInputElement>() else { return };
+        if let Some(file) = input.files().and_then(|files| files.get(0)) {
+            read(file.into(), dispatcher.clone());
+        }
+        // The same file can be chosen again.
+        input.set_value("");
+    });
+    html! { <input id={FILE_ID} type="file" hidden=true aria-hidden="true" tabindex="-1" {onchange} /> }
+}
