@@ -179,7 +179,10 @@ pub fn estimate(plan: &Plan) -> Result<Estimate, Vec<Issue>> {
     let walk = job.walk(plan, precision)?;
     let config = Config { alloc_conf: job.alloc_conf.clone(), ..Config::new(plan.framework.pytorch) };
     // Without a limit nothing can fail, save a request beyond what PyTorch itself accepts.
-    let readings = replay(&walk, &config).map_err(|_| vec![Issue::new("recipe", IssueKind::TooLarge)])?;
+    let mut readings = replay(&walk, &config).map_err(|_| vec![Issue::new("recipe", IssueKind::TooLarge)])?;
+    // The replay sees one part of weights; buffers are the model's FP32 tensors in it.
+    readings.buffers = Bytes(job.model.buffers().iter().sum::<u64>().saturating_mul(4));
+    readings.params = readings.params.saturating_sub(readings.buffers);
     let sources = sources(plan);
     let bill = bill::bill(&short, job.model.symbols(&plan.recipe), &sources);
     let tiers = tiers(&readings, &job.hardware, plan);

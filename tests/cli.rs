@@ -149,6 +149,7 @@ fn the_json_document_has_tiers_parts_and_provenance_and_its_sums_agree() {
     }
     // Counted with transformers' own class.
     assert_eq!(document["parameters"], 1_235_814_400);
+    assert_eq!(document["readings"]["params"], 2 * 1_235_814_400_u64);
     assert!(parts["weights"]["step"].as_u64().unwrap() >= 2 * 1_235_814_400);
     let lines = document["bill"]["columns"][0]["cells"][0]["lines"].as_array().unwrap();
     assert!(lines.iter().all(|l| l["formula"].is_string() && l["provenance"]["kind"].is_string()));
@@ -276,6 +277,7 @@ fn cases_are_predicted_by_name_and_refused_by_reason() {
         assert_eq!(pair["measured"], source["result"][name], "{name}");
         assert!(pair["predicted"].is_i64(), "{name}: {pair}");
     }
+    assert_eq!(full["readings"]["params"]["predicted"], source["result"]["params"]);
     for name in ["forward_peak", "backward_peak", "step_peak", "after_step", "after_zero_grad", "grads", "inputs"] {
         for step in ["first", "steady"] {
             let pair = &full["readings"][format!("{step}.{name}")];

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 
 use vram_budget::bill::{Instant, Part};
-use vram_budget::decide::{VerdictKind, decide, judge};
+use vram_budget::decide::{VerdictKind, answer, decide, judge};
 use vram_budget::estimate::{estimate, parameter_count};
 use vram_budget::machine::{GpuChoice, Machine};
 use vram_budget::measure::Case;
@@ -109,6 +109,16 @@ fn a_published_speed_lies_in_the_rough_range() {
     let speed = decide(&plan).unwrap().throughput.unwrap().tokens_per_second;
     assert!((speed.low..=speed.high).contains(&7075.0), "{speed:?}");
     assert!(speed.high < 2.0 * speed.low, "a range that says nothing: {speed:?}");
+}
+
+#[test]
+fn the_quick_answer_is_the_whole_decisions() {
+    let plan = preset("gpt2", Precision::AmpFp16, Some("T4"));
+    let (quick, whole) = (answer(&plan).unwrap(), decide(&plan).unwrap());
+    assert_eq!(quick.remedies, []);
+    assert!(!whole.remedies.is_empty());
+    assert_eq!((&quick.verdict, &quick.estimate), (&whole.verdict, &whole.estimate));
+    assert_eq!((quick.caveats, quick.throughput), (whole.caveats, whole.throughput));
 }
 
 #[test]

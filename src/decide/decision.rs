@@ -1,5 +1,7 @@
 //! From a plan to a decision, by walking the plan and, for each remedy, the plan with the change.
 
+use core::cell::RefCell;
+
 use serde::{Deserialize, Serialize};
 
 use crate::bill::ProvenanceKind;
@@ -45,6 +47,15 @@ pub struct Candidate {
 /// A way to walk a plan, such as [`estimate`], one that remembers, or one made up by a test.
 pub type Walk<'a> = &'a dyn Fn(&Plan) -> Result<Estimate, Vec<Issue>>;
 
+/// The answer about `plan` without the remedies, which take a walk each: for a front end that answers at every
+/// keystroke and prices the remedies when there is time.
+///
+/// # Errors
+/// Every issue of the plan, one per field.
+pub fn answer(plan: &Plan) -> Result<Decision, Vec<Issue>> {
+    Ok(Situated::of(plan, &estimate)?.decision(Vec::new()))
+}
+
 /// Decides about `plan`.
 ///
 /// # Errors
@@ -58,22 +69,47 @@ pub fn decide(plan: &Plan) -> Result<Decision, Vec<Issue>> {
 /// # Errors
 /// Every issue of the plan, one per field.
 pub fn decide_with(plan: &Plan, walk: Walk<'_>) -> Result<Decision, Vec<Issue>> {
-    let mut issues = document_issues(plan);
-    let hardware = plan.machine.resolve().map_err(|found| issues.extend(found)).ok();
-    let runs = Runs::of(plan, walk).map_err(|found| issues.extend(found)).ok();
-    let (Some(hardware), Some(runs), true) = (hardware, runs, issues.is_empty()) else {
-        return Err(distinct(issues));
-    };
-    let verdict = runs.verdict(plan, &hardware);
-    let throughput = runs.throughput(&hardware);
-    let mut caveats = caveats(plan, &hardware);
-    if let Some(candidates) = runs.candidates(&hardware) {
-        caveats.push(Caveat::PrecisionNotGiven { candidates });
+    let situated = Situated::of(plan, walk)?;
+    let remedies = price(&situated, walk);
+    Ok(situated.decision(remedies))
+}
+
+/// A plan with its walks on its hardware.
+struct Situated<'a> {
+    plan: &'a Plan,
+    hardware: Hardware,
+    runs: Runs,
+    verdict: Verdict,
+}
+
+impl<'a> Situated<'a> {
+    fn of(plan: &'a Plan, walk: Walk<'_>) -> Result<Self, Vec<Issue>> {
+        let mut issues = document_issues(plan);
+        let hardware = plan.machine.resolve().map_err(|found| issues.extend(found)).ok();
+        let runs = Runs::of(plan, walk).map_err(|found| issues.extend(found)).ok();
+        let (Some(hardware), Some(runs), true) = (hardware, runs, issues.is_empty()) else {
+            return Err(distinct(issues));
+        };
+        let verdict = runs.verdict(plan, &hardware);
+        Ok(Self { plan, hardware, runs, verdict })
     }
-    let remedies = price(plan, &hardware, &runs, walk);
-    let estimate = runs.into_dearest();
-    let tree = tree::steps(&plan.policy, &estimate, &verdict, throughput.as_ref(), &remedies);
-    Ok(Decision { estimate, verdict, caveats, tree, remedies, throughput })
+
+    fn throughput(&self) -> Option<Throughput> {
+        let run = self.runs.dearest();
+        throughput::rough(&Work::of(&run.plan)?, &run.plan.recipe, &self.hardware)
+    }
+
+    fn decision(self, remedies: Vec<PricedRemedy>) -> Decision {
+        let throughput = self.throughput();
+        let mut caveats = caveats(self.plan, &self.hardware);
+        if let Some(candidates) = self.runs.candidates(&self.hardware) {
+            caveats.push(Caveat::PrecisionNotGiven { candidates });
+        }
+        let Self { plan, runs, verdict, .. } = self;
+        let estimate = runs.into_dearest();
+        let tree = tree::steps(&plan.policy, &estimate, &verdict, throughput.as_ref(), &remedies);
+        Decision { estimate, verdict, caveats, tree, remedies, throughput }
+    }
 }
 
 /// One walk of a plan whose precision is known.
@@ -111,12 +147,6 @@ impl Runs {
         &self.0[0]
     }
 
-    fn throughput(&self, hardware: &Hardware) -> Option<Throughput> {
-        let run = self.dearest();
-        let work = Work::of(&run.plan)?;
-        throughput::rough(&work, &run.plan.recipe, hardware)
-    }
-
     fn into_dearest(mut self) -> Estimate {
         self.0.swap_remove(0).estimate
     }
@@ -146,22 +176,31 @@ impl Runs {
 }
 
 /// Walks the plan once more for each remedy that applies. A plan that cannot be walked with the change is no remedy.
-fn price(plan: &Plan, hardware: &Hardware, runs: &Runs, walk: Walk<'_>) -> Vec<PricedRemedy> {
-    let assess = |plan: &Plan| {
-        let hardware = plan.machine.resolve().ok()?;
-        let runs = Runs::of(plan, walk).ok()?;
-        let verdict = runs.verdict(plan, &hardware);
-        Some((runs, verdict, hardware))
+fn price(now: &Situated<'_>, walk: Walk<'_>) -> Vec<PricedRemedy> {
+    // A remedy that searches walks some plans that are then priced.
+    let walked = RefCell::new(Vec::<(Plan, Result<Estimate, Vec<Issue>>)>::new());
+    let walk_once = |plan: &Plan| {
+        if let Some((_, known)) = walked.borrow().iter().find(|(of, _)| of == plan) {
+            return known.clone();
+        }
+        let result = walk(plan);
+        walked.borrow_mut().push((plan.clone(), result.clone()));
+        result
     };
-    let verdict_of = |plan: &Plan| assess(plan).map(|(_, verdict, _)| verdict.kind);
-    let before = runs.verdict(plan, hardware).numbers;
-    let situation = Situation { plan, hardware, tiers: &runs.dearest().estimate.tiers, verdict_of: &verdict_of };
+    let verdict_of = |plan: &Plan| Situated::of(plan, &walk_once).ok().map(|changed| changed.verdict.kind);
+    let before = now.verdict.numbers;
+    let situation = Situation {
+        plan: now.plan,
+        hardware: &now.hardware,
+        tiers: &now.runs.dearest().estimate.tiers,
+        verdict_of: &verdict_of,
+    };
     let mut priced: Vec<PricedRemedy> = RULES
         .iter()
         .filter_map(|rule| {
-            let changed = (rule.change)(&situation)?;
-            let (runs, verdict, hardware) = assess(&changed)?;
-            let after = verdict.numbers;
+            let plan = (rule.change)(&situation)?;
+            let changed = Situated::of(&plan, &walk_once).ok()?;
+            let after = changed.verdict.numbers;
             Some(PricedRemedy {
                 id: rule.id,
                 effect: rule.effect,
@@ -169,9 +208,9 @@ fn price(plan: &Plan, hardware: &Hardware, runs: &Runs, walk: Walk<'_>) -> Vec<P
                 peak_bytes: after.allocated,
                 saved_bytes: difference(before.allocated, after.allocated),
                 saved_process_bytes: before.process.zip(after.process).map(|(b, a)| difference(b, a)),
-                verdict: verdict.kind,
-                throughput: runs.throughput(&hardware),
-                plan: changed,
+                verdict: changed.verdict.kind,
+                throughput: changed.throughput(),
+                plan: plan.clone(),
             })
         })
         .collect();
