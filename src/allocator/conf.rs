@@ -28,8 +28,8 @@ pub struct AllocConf {
     pub expandable_segments: bool,
     /// `per_process_memory_fraction`, in force from the start.
     pub per_process_memory_fraction: Option<f64>,
-    /// Divisions of each power-of-two interval; 0: sizes are rounded to 512 bytes.
-    roundup_power2_divisions: [u32; INTERVALS],
+    /// Divisions of each power-of-two interval; 0: sizes are rounded to 512 bytes. `None`: 0 everywhere.
+    roundup_power2_divisions: Option<[u32; INTERVALS]>,
 }
 
 impl Default for AllocConf {
@@ -42,7 +42,7 @@ impl Default for AllocConf {
             garbage_collection_threshold: None,
             expandable_segments: false,
             per_process_memory_fraction: None,
-            roundup_power2_divisions: [0; INTERVALS],
+            roundup_power2_divisions: None,
         }
     }
 }
@@ -56,15 +56,12 @@ impl AllocConf {
         parse::parse(text, version, &Rules::of(version))
     }
 
-    /// Whether any size is rounded otherwise than to 512 bytes.
-    pub(super) fn rounds_to_power2(&self) -> bool {
-        self.roundup_power2_divisions != [0; INTERVALS]
-    }
-
     /// The divisions of the interval that `n` (not 0) lies in.
+    #[inline]
     pub(super) fn divisions_for(&self, n: u64) -> u32 {
+        let Some(divisions) = self.roundup_power2_divisions else { return 0 };
         let interval = n.ilog2().saturating_sub(MIB.ilog2()) as usize;
-        self.roundup_power2_divisions[interval.min(INTERVALS - 1)]
+        divisions[interval.min(INTERVALS - 1)]
     }
 }
 

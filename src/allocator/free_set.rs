@@ -3,8 +3,6 @@
 //! A sorted list cut into short chunks: a best-fit search is two binary searches, an insertion moves a few cache
 //! lines. Real runs have tens to hundreds of free blocks, which is one to four chunks; a million still works.
 
-use core::cmp::Ordering;
-
 /// Entries in a chunk before it is cut in two.
 const CHUNK: usize = 128;
 
@@ -19,8 +17,11 @@ pub(super) struct Entry {
 }
 
 impl Entry {
-    fn order(&self, other: &Self) -> Ordering {
-        (self.size, self.segment, self.place).cmp(&(other.size, other.segment, other.place))
+    /// Comes before `other` in the order. Without branches: searches do little else.
+    #[inline]
+    fn is_before(&self, other: &Self) -> bool {
+        let tie = |e: &Self| u128::from(e.segment) << 64 | u128::from(e.place);
+        (self.size < other.size) | ((self.size == other.size) & (tie(self) < tie(other)))
     }
 }
 
@@ -41,7 +42,7 @@ pub(super) struct FreeSet {
 impl FreeSet {
     /// Adds an entry that is not there.
     pub(super) fn insert(&mut self, entry: Entry) {
-        let place = self.lower_bound(|e| e.order(&entry) == Ordering::Less);
+        let place = self.lower_bound(|e| e.is_before(&entry));
         // Past the last entry: at the end of the last chunk.
         let chunk = if place.chunk < self.chunks.len() { place.chunk } else { self.chunks.len().saturating_sub(1) };
         let Some(entries) = self.chunks.get_mut(chunk) else {
@@ -61,7 +62,7 @@ impl FreeSet {
 
     /// Takes out an entry that is there.
     pub(super) fn remove(&mut self, entry: &Entry) {
-        let cursor = self.lower_bound(|e| e.order(entry) == Ordering::Less);
+        let cursor = self.lower_bound(|e| e.is_before(entry));
         debug_assert_eq!(self.get(cursor), Some(*entry), "a free block is in its set");
         self.take(cursor);
     }

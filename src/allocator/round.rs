@@ -6,13 +6,11 @@ use super::{MIN_BLOCK, MIN_LARGE_ALLOC, SMALL_BUFFER, SMALL_SIZE};
 
 /// The block size for a request of `n` bytes (1 to [`super::MAX_REQUEST`]).
 pub(super) fn block_size(n: u64, conf: &AllocConf, rules: &Rules) -> u64 {
-    if conf.rounds_to_power2() && n >= MIN_BLOCK {
-        let divisions = u64::from(conf.divisions_for(n));
-        let least = if rules.division_one_unrounded { 1 } else { 2 };
-        if divisions >= least && n > MIN_BLOCK * divisions {
-            // A division of 1 leaves the size as it is, in the versions that get here with it.
-            return if divisions == 1 { n } else { to_power2_division(n, divisions) };
-        }
+    let divisions = u64::from(conf.divisions_for(n));
+    // A division of 1 leaves the size as it is, in the versions that look at it.
+    let least = if rules.division_one_unrounded { 1 } else { 2 };
+    if divisions >= least && n >= MIN_BLOCK && n > MIN_BLOCK * divisions {
+        return if divisions == 1 { n } else { to_power2_division(n, divisions) };
     }
     n.next_multiple_of(MIN_BLOCK)
 }

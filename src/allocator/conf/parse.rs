@@ -200,7 +200,7 @@ impl Parser<'_> {
     fn divisions(&mut self) -> Result<(), ConfProblem> {
         if self.peek() != Some("[") {
             let n = self.power_of_two("divisions that are a power of two", false)?;
-            self.conf.roundup_power2_divisions = [n; INTERVALS];
+            self.conf.roundup_power2_divisions = Some([n; INTERVALS]);
             return Ok(());
         }
         self.expect("[")?;
@@ -227,7 +227,7 @@ impl Parser<'_> {
     /// Sets one interval of a list, or with `None` (`>`) all that follow the last listed one. The first listed value
     /// also holds for all smaller intervals; intervals between listed ones keep 0.
     fn fill(&mut self, interval: Option<usize>, last: Option<usize>, n: u32) {
-        let all = &mut self.conf.roundup_power2_divisions;
+        let all = self.conf.roundup_power2_divisions.get_or_insert([0; INTERVALS]);
         match (interval, last) {
             (Some(i), None) => all[..=i].fill(n),
             (Some(i), Some(_)) => all[i] = n,
