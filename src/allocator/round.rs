@@ -9,7 +9,7 @@ pub(super) fn block_size(n: u64, conf: &AllocConf, rules: &Rules) -> u64 {
     let divisions = u64::from(conf.divisions_for(n));
     // A division of 1 leaves the size as it is, in the versions that look at it.
     let least = if rules.division_one_unrounded { 1 } else { 2 };
-    if divisions >= least && n >= MIN_BLOCK && n > MIN_BLOCK * divisions {
+    if divisions >= least && n > MIN_BLOCK * divisions {
         return if divisions == 1 { n } else { to_power2_division(n, divisions) };
     }
     n.next_multiple_of(MIN_BLOCK)
