@@ -18,6 +18,7 @@ impl Recipe {
         for (field, found, max) in [
             ("recipe.micro_batch", self.micro_batch, MAX_MICRO_BATCH),
             ("recipe.seq_len", self.seq_len, MAX_SEQ_LEN),
+            ("recipe.dec_seq", self.dec_seq.unwrap_or(1), MAX_SEQ_LEN),
             ("recipe.grad_accum", self.grad_accum, MAX_GRAD_ACCUM),
         ] {
             if !(1..=max).contains(&found) {

@@ -30,6 +30,9 @@ pub struct Recipe {
     /// Tokens per sequence, padding included.
     #[serde(alias = "seq")]
     pub seq_len: u64,
+    /// Tokens per decoder sequence, of models with an encoder and a decoder. `None`: as `seq_len`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dec_seq: Option<u64>,
     /// Micro-batches per optimizer step.
     pub grad_accum: u64,
     /// Gradient clipping by norm: the largest norm, or `None`.
@@ -50,6 +53,7 @@ impl Default for Recipe {
             checkpointing: Checkpointing::None,
             micro_batch: 1,
             seq_len: 512,
+            dec_seq: None,
             grad_accum: 1,
             clip_grad: None,
             keep_outputs: false,

@@ -32,6 +32,8 @@ pub enum Symbol {
     V,
     /// Longest position.
     P,
+    /// Decoder sequence length.
+    T,
 }
 
 impl Symbol {
@@ -53,6 +55,7 @@ impl Symbol {
             Self::K => "k",
             Self::V => "V",
             Self::P => "p",
+            Self::T => "t",
         }
     }
 }

@@ -157,7 +157,7 @@ struct Loop<'a> {
     master: Option<Master>,
     /// The gradient scaler's scale and growth tracker, created at first use.
     scaler: Option<[Tensor; 2]>,
-    batch: Option<(Tensor, Tensor)>,
+    batch: Option<Vec<Tensor>>,
     loss: Option<Tensor>,
     kept: Option<Tensor>,
 }
@@ -228,16 +228,12 @@ impl<'a> Loop<'a> {
         let t = self.tape;
         t.enter(Instant::Forward);
         t.mark(Mark::MicroBatch);
-        let shape = Shape::new(&[self.run.batch, self.run.seq]);
-        let batch = t.scope("batch", || {
-            let ids = t.empty(shape, Dtype::I64, Part::Activations, "token ids");
-            (ids, t.empty(shape, Dtype::I64, Part::Activations, "labels"))
-        });
+        let batch = t.scope("batch", || self.model.batch(&self.run));
         self.batch = None;
         t.mark(Mark::Inputs);
         let mut logits = None;
         let loss = t.with_autocast(self.autocast(), || {
-            let (loss, out) = self.model.forward(&self.run, &batch.0, &batch.1);
+            let (loss, out) = self.model.forward(&self.run, &batch);
             logits = Some(out);
             loss
         });

@@ -1,5 +1,6 @@
 //! Pieces that several families share, in the order of transformers' own code (5.24).
 
+use crate::bill::Part;
 use crate::recipe::{Attention, Checkpointing, Recipe, SdpaBackend};
 use crate::step::ops::SdpaPath;
 use crate::step::shape::{Dim, Shape, Symbol};
@@ -15,6 +16,8 @@ pub struct Run {
     pub batch: Dim,
     /// Tokens per sequence.
     pub seq: Dim,
+    /// Tokens per decoder sequence, of models with an encoder and a decoder.
+    pub decoder_seq: Dim,
     /// How attention runs.
     pub attention: AttentionPlan,
     /// Whether every layer is checkpointed.
@@ -47,9 +50,16 @@ impl Run {
             tape: tape.clone(),
             batch: Dim::named(recipe.micro_batch, Symbol::B),
             seq: Dim::named(recipe.seq_len, Symbol::S),
+            decoder_seq: Dim::named(recipe.dec_seq.unwrap_or(recipe.seq_len), Symbol::T),
             attention,
             checkpointed: recipe.checkpointing == Checkpointing::Full,
         }
+    }
+
+    /// A tensor of 64-bit integers of the batch: ids, labels.
+    #[must_use]
+    pub fn integers(&self, dims: &[Dim], name: &'static str) -> Tensor {
+        self.tape.empty(Shape::new(dims), Dtype::I64, Part::Activations, name)
     }
 }
 

@@ -316,8 +316,8 @@ impl Built for BuiltDecoder {
         &self.weights
     }
 
-    fn forward(&self, run: &Run, ids: &Tensor, labels: &Tensor) -> (Tensor, Tensor) {
-        let t = &run.tape;
+    fn forward(&self, run: &Run, batch: &[Tensor]) -> (Tensor, Tensor) {
+        let (t, ids, labels) = (&run.tape, &batch[0], &batch[1]);
         let hidden = self.hidden_states(run, ids);
         let logits = t.scope("head", || t.linear(&hidden, &self.head, None));
         t.enter(crate::bill::Instant::Loss);

@@ -70,8 +70,12 @@ pub trait Model: Debug {
 pub trait Built {
     /// The parameters, in the order of [`Model::parameters`].
     fn weights(&self) -> &[Tensor];
-    /// Runs forward on token ids and labels of sizes [b, s]; returns loss and logits.
-    fn forward(&self, run: &Run, ids: &Tensor, labels: &Tensor) -> (Tensor, Tensor);
+    /// Puts a micro-batch on the device: token ids and labels of sizes [b, s], unless the family takes others.
+    fn batch(&self, run: &Run) -> Vec<Tensor> {
+        ["token ids", "labels"].map(|name| run.integers(&[run.batch, run.seq], name)).into()
+    }
+    /// Runs forward on a micro-batch of [`Built::batch`]; returns loss and outputs.
+    fn forward(&self, run: &Run, batch: &[Tensor]) -> (Tensor, Tensor);
 }
 
 type Read = fn(&Map<String, Value>) -> Result<Box<dyn Model>, Vec<Issue>>;
