@@ -5,6 +5,7 @@
 //! them; [`replay`] runs the list through the caching allocator, and [`readings`] are what a loop would have read. Families (in [`crate::model`]) say which operations run; optimizers (in [`crate::recipe`]) what a step adds.
 
 pub mod autograd;
+pub mod capacity;
 pub mod checkpoint;
 pub mod log;
 pub mod ops;
