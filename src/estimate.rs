@@ -12,6 +12,7 @@ use crate::machine::{Capability, Hardware};
 use crate::model::{Model, ModelSource, ReadModel, presets, read_config};
 use crate::plan::{Framework, Plan};
 use crate::recipe::Precision;
+use crate::step::capacity::{SmallestCard, completes, smallest_card};
 use crate::step::readings::Readings;
 use crate::step::replay::replay;
 use crate::step::tape::Device;
@@ -29,10 +30,34 @@ pub struct Estimate {
     pub timeline: Vec<TimelinePoint>,
     /// What a loop would read; none in the rule-of-thumb mode.
     pub readings: Option<Readings>,
+    /// The replay on the plan's card. `None`: the card is not known, or nothing was replayed.
+    pub on_card: Option<OnCard>,
     /// What the estimate takes for granted that the plan does not say.
     pub notes: Vec<Note>,
     /// Unique parameters, tied ones once.
     pub parameters: u64,
+}
+
+/// What a replay on the plan's card says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "outcome")]
+pub enum OnCard {
+    /// Both steps complete.
+    Completes {
+        /// What the card can give to the caching allocator: its total less context and what others hold.
+        usable_bytes: Bytes,
+    },
+    /// An allocation fails even after everything cached was given back.
+    RunsOut {
+        /// What the card can give to the caching allocator.
+        usable_bytes: Bytes,
+        /// In which step, counted from 1; 0 while the model is built.
+        step: u32,
+        /// In which phase of it.
+        instant: Instant,
+        /// What the allocator tried to take from the device.
+        tried: Bytes,
+    },
 }
 
 /// Something that a reader of the figures should know.
@@ -183,6 +208,7 @@ pub fn estimate(plan: &Plan) -> Result<Estimate, Vec<Issue>> {
     // The replay sees one part of weights; buffers are the model's FP32 tensors in it.
     readings.buffers = Bytes(job.model.buffers().iter().sum::<u64>().saturating_mul(4));
     readings.params = readings.params.saturating_sub(readings.buffers);
+    let on_card = on_card(&walk, &config, &readings, &job.hardware);
     let sources = sources(plan);
     let bill = bill::bill(&short, job.model.symbols(&plan.recipe), &sources);
     let tiers = tiers(&readings, &job.hardware, plan);
@@ -196,7 +222,43 @@ pub fn estimate(plan: &Plan) -> Result<Estimate, Vec<Issue>> {
     if plan.recipe.grad_accum > crate::step::train::MAX_WALKED_MICRO_BATCHES {
         notes.push(Note::MicroBatchesAlike);
     }
-    Ok(Estimate { bill, tiers, timeline: bill::timeline(&short), readings: Some(readings), notes, parameters })
+    Ok(Estimate { bill, tiers, timeline: bill::timeline(&short), readings: Some(readings), on_card, notes, parameters })
+}
+
+/// What the card can give to the caching allocator, where that is known.
+fn usable(hardware: &Hardware) -> Option<Bytes> {
+    let taken = hardware.context.as_ref()?.bytes.checked_add(hardware.in_use.unwrap_or_default())?;
+    Some(hardware.capacity.as_ref()?.bytes.saturating_sub(taken))
+}
+
+fn on_card(walk: &Walk, config: &Config, readings: &Readings, hardware: &Hardware) -> Option<OnCard> {
+    let usable_bytes = usable(hardware)?;
+    if readings.max_reserved <= usable_bytes {
+        return Some(OnCard::Completes { usable_bytes });
+    }
+    Some(match completes(walk, config, usable_bytes) {
+        Ok(()) => OnCard::Completes { usable_bytes },
+        Err(failure) => OnCard::RunsOut {
+            usable_bytes,
+            step: failure.step.map_or(0, |s| s + 1),
+            instant: failure.instant,
+            tried: failure.error.tried,
+        },
+    })
+}
+
+/// The smallest card for a plan: what a device must give to the caching allocator for its step to complete.
+///
+/// # Errors
+/// Every issue of the plan, one per field; a plan without a precision, or with the rule of thumb, is walked as
+/// [`Precision::AmpBf16`].
+pub fn smallest_card_of(plan: &Plan) -> Result<SmallestCard, Vec<Issue>> {
+    let job = Job::of(plan)?;
+    let precision = plan.recipe.precision.filter(|p| *p != Precision::RuleOfThumb).unwrap_or(Precision::AmpBf16);
+    let walk = job.walk(plan, precision)?;
+    let config = Config { alloc_conf: job.alloc_conf.clone(), ..Config::new(plan.framework.pytorch) };
+    let readings = replay(&walk, &config).map_err(|_| vec![Issue::new("recipe", IssueKind::TooLarge)])?;
+    Ok(smallest_card(&walk, &config, &readings))
 }
 
 /// Unique parameters, tied ones once.
@@ -278,6 +340,7 @@ pub fn rule_of_thumb(parameters: u64) -> Estimate {
         tiers: Tiers { requested: tier.clone(), allocated: tier, reserved: None, process: None },
         timeline: Vec::new(),
         readings: None,
+        on_card: None,
         notes: vec![Note::RuleOfThumb],
         parameters,
     }

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use vram_budget::bill::{Instant, Part};
 use vram_budget::decide::{VerdictKind, answer, decide, judge};
-use vram_budget::estimate::{estimate, parameter_count};
+use vram_budget::estimate::{estimate, parameter_count, smallest_card_of};
 use vram_budget::machine::{GpuChoice, Machine};
 use vram_budget::measure::Case;
 use vram_budget::model::{ModelSource, presets, read_config};
@@ -60,6 +60,27 @@ fn no_verdict_contradicts_a_measured_boundary() {
         judged += 1;
     }
     assert!(judged >= 40, "{judged}");
+}
+
+/// The smallest card by replay against the one found by bisection on the real allocator.
+#[test]
+fn the_smallest_card_is_the_measured_one() {
+    let cases: HashMap<String, Case> =
+        CASES.lines().map(|line| Case::read(line).unwrap()).map(|case| (case.id.clone(), case)).collect();
+    let mut errors = Vec::new();
+    for line in MIN_CAPACITY.lines() {
+        let boundary: serde_json::Value = serde_json::from_str(line).unwrap();
+        let case = &cases[boundary["id"].as_str().unwrap()];
+        let Ok(plan) = &case.plan else { continue };
+        let Ok(smallest) = smallest_card_of(plan) else { continue };
+        let measured = Bytes::mib(boundary["completes_at_mib"].as_u64().unwrap()).as_f64();
+        errors.push((smallest.completes_bytes.as_f64() - measured).abs() / measured);
+    }
+    errors.sort_by(f64::total_cmp);
+    assert!(errors.len() >= 40, "{}", errors.len());
+    // The bisection itself stopped within 0.1 %.
+    assert!(errors[errors.len() / 2] <= 0.001, "{errors:?}");
+    assert!(errors.iter().all(|e| *e <= 0.005), "{errors:?}");
 }
 
 #[test]

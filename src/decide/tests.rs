@@ -36,7 +36,7 @@ fn estimate(parts: [u64; 5], reserved: Option<u64>) -> Estimate {
         binding: Instant::Backward,
         symbols: Vec::new(),
     };
-    Estimate { bill, tiers, timeline: Vec::new(), readings: None, notes: Vec::new(), parameters: 0 }
+    Estimate { bill, tiers, timeline: Vec::new(), readings: None, on_card: None, notes: Vec::new(), parameters: 0 }
 }
 
 /// A card of `memory` GiB with a context of 1 GiB and nothing else on it.

@@ -2,7 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::bill::Tiers;
+use crate::bill::{Instant, Tiers};
+use crate::estimate::OnCard;
 use crate::machine::Hardware;
 use crate::plan::Policy;
 use crate::recipe::Precision;
@@ -85,6 +86,15 @@ pub enum Reason {
         /// What is missing.
         missing: Bytes,
     },
+    /// *Does not fit*: replayed on this card, PyTorch's allocator gives back what it caches and still runs out.
+    RunsOut {
+        /// In which step, counted from 1; 0 while the model is built.
+        step: u32,
+        /// In which phase of it.
+        instant: Instant,
+        /// What it tried to take from the device.
+        tried: Bytes,
+    },
     /// *Cannot tell*: this fact would decide.
     Unknown(Fact),
 }
@@ -105,6 +115,19 @@ pub enum Fact {
     Precision,
     /// Which precision recipe: the articles' rule of thumb is not one that a framework runs.
     RealRecipe,
+}
+
+impl Verdict {
+    /// The verdict with a replay on the card itself: between the two peaks only it can tell.
+    #[must_use]
+    pub(super) fn with_replay(self, on_card: Option<&OnCard>) -> Self {
+        match (self.reason, on_card) {
+            (Reason::OnlyByFreeingCache { .. }, Some(&OnCard::RunsOut { step, instant, tried, .. })) => {
+                Self { kind: VerdictKind::DoesNotFit, reason: Reason::RunsOut { step, instant, tried }, ..self }
+            }
+            _ => self,
+        }
+    }
 }
 
 /// The quantities that a verdict compares. `None`: not known.

@@ -202,6 +202,16 @@ impl Catalogue for English {
                 format!("It fits only if PyTorch gives back cached memory in time: with its cache it is {over} over.")
             }
             Reason::AllocatedExceeds { missing } => format!("{missing} are missing."),
+            Reason::RunsOut { step, instant, tried } => {
+                let step = match step {
+                    0 => "while the model is built".to_owned(),
+                    n => format!("in step {n}, {}", self.instant(*instant).to_lowercase()),
+                };
+                format!(
+                    "Replayed on this card, PyTorch's allocator runs out {step}: it asks for {tried} more even after \
+                     giving back all it had cached."
+                )
+            }
             Reason::Unknown(fact) => format!("One fact would decide: {}.", self.fact(*fact)),
         }
     }

@@ -25,6 +25,10 @@ pub(crate) fn reason(reason: &Reason) -> String {
             format!("It fits only if PyTorch gives back cached memory in time: with its cache it is {over} over.")
         }
         Reason::AllocatedExceeds { missing } => format!("{missing} are missing."),
+        Reason::RunsOut { step, tried, .. } => format!(
+            "Replayed on this card, PyTorch's allocator runs out in step {step}: it asks for {tried} more even after \
+             giving back all it had cached."
+        ),
         Reason::Unknown(missing) => format!("One fact would decide: {}.", fact(*missing)),
     }
 }
