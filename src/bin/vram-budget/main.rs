@@ -12,7 +12,6 @@ mod probe;
 mod replay;
 mod schema;
 mod validate;
-mod words;
 
 use std::process::ExitCode;
 

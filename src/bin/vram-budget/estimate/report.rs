@@ -3,26 +3,29 @@
 use std::io::{self, Write};
 
 use vram_budget::bill::{Instant, Part};
-use vram_budget::decide::{Decision, Figure, Numbers, PricedRemedy, Question, TreeStep, VerdictKind};
+use vram_budget::decide::{Decision, Figure, Numbers, PricedRemedy, Question, Reason, TreeStep, VerdictKind};
+use vram_budget::estimate::Note;
 use vram_budget::machine::GpuChoice;
 use vram_budget::model::ModelSource;
 use vram_budget::plan::Plan;
-use vram_budget::recipe::Checkpointing;
+use vram_budget::recipe::{Checkpointing, OptimizerImpl};
 use vram_budget::text::{Catalogue, Locale};
-use vram_budget::throughput::{Range, Throughput};
-use vram_budget::units::{Bytes, three_digits};
-
-use crate::words;
+use vram_budget::throughput::Throughput;
+use vram_budget::units::{Bytes, grouped, three_digits};
 
 pub(super) fn print(plan: &Plan, decision: &Decision, out: &mut dyn Write) -> io::Result<()> {
     let text = Locale::En.text();
     answer(text, decision, out)?;
     job(text, plan, out)?;
     bill(text, decision, out)?;
-    tree(decision, out)?;
-    remedies(decision, out)?;
+    tree(text, decision, out)?;
+    remedies(text, decision, out)?;
+    // The rule of thumb is among the caveats too.
+    for note in decision.estimate.notes.iter().filter(|note| **note != Note::RuleOfThumb) {
+        writeln!(out, "note: {}", text.note(*note))?;
+    }
     for caveat in &decision.caveats {
-        writeln!(out, "note: {}", words::caveat(caveat))?;
+        writeln!(out, "note: {}", text.caveat(caveat))?;
     }
     Ok(())
 }
@@ -38,10 +41,10 @@ fn answer(text: &dyn Catalogue, decision: &Decision, out: &mut dyn Write) -> io:
         VerdictKind::CannotTell => "90",
     };
     let Numbers { allocated, process, capacity, in_use, usable, .. } = verdict.numbers;
-    write!(out, "\u{1b}[1;{colour}m{}\u{1b}[0m: needs ", words::verdict(verdict.kind))?;
-    // What does not fit is impossible even without cache; everything else is quoted with it.
-    match (verdict.kind, process, capacity, usable) {
-        (VerdictKind::DoesNotFit, _, _, Some(usable)) | (_, None, _, Some(usable)) => {
+    write!(out, "\u{1b}[1;{colour}m{}\u{1b}[0m: needs ", text.verdict(verdict.kind))?;
+    // What is impossible even without cache is quoted without it; everything else is quoted with it.
+    match (verdict.reason, process, capacity, usable) {
+        (Reason::AllocatedExceeds { .. }, _, _, Some(usable)) | (_, None, _, Some(usable)) => {
             writeln!(out, "{allocated} of {usable} usable")?;
         }
         (_, Some(process), Some(capacity), _) => match in_use {
@@ -54,7 +57,7 @@ fn answer(text: &dyn Catalogue, decision: &Decision, out: &mut dyn Write) -> io:
         (_, _, None, _) => writeln!(out, "{allocated}")?,
     }
     let binding = decision.estimate.bill.binding;
-    writeln!(out, "{} The peak is {}.", words::reason(&verdict.reason), text.at_instant(binding))
+    writeln!(out, "{} The peak is {}.", text.reason(&verdict.reason), text.at_instant(binding))
 }
 
 /// What was estimated, in two lines.
@@ -74,10 +77,12 @@ fn job(text: &dyn Catalogue, plan: &Plan, out: &mut dyn Write) -> io::Result<()>
         other => format!("checkpointing {}", text.checkpointing(other)),
     };
     let precision = recipe.precision.map_or("precision not known", |p| p.name());
+    let implementation = recipe.optimizer.implementation.unwrap_or(OptimizerImpl::Foreach);
     writeln!(
         out,
-        "\n{model} on {gpu}: {precision}, {}, micro-batch {} × {} tokens, accumulation {}, {checkpointing}",
+        "\n{model} on {gpu}: {precision}, {} {}, micro-batch {} × {} tokens, accumulation {}, {checkpointing}",
         text.optimizer(recipe.optimizer.name),
+        text.implementation(implementation),
         recipe.micro_batch,
         recipe.seq_len,
         recipe.grad_accum,
@@ -117,14 +122,14 @@ fn gib(bytes: Bytes) -> String {
 }
 
 /// The four questions.
-fn tree(decision: &Decision, out: &mut dyn Write) -> io::Result<()> {
+fn tree(text: &dyn Catalogue, decision: &Decision, out: &mut dyn Write) -> io::Result<()> {
     writeln!(out)?;
     for (number, step) in (1..).zip(&decision.tree) {
         let figure = match step.question {
             Question::Throughput => step.throughput.as_ref().map_or_else(|| "not known".to_owned(), speed),
             _ => share(step),
         };
-        writeln!(out, "{number} {:<12} {:<10} {figure}", words::question(step.question), words::status(step.status))?;
+        writeln!(out, "{number} {:<12} {:<10} {figure}", text.question(step.question), text.status(step.status))?;
     }
     Ok(())
 }
@@ -146,17 +151,30 @@ fn share(step: &TreeStep) -> String {
 }
 
 fn speed(t: &Throughput) -> String {
-    let range = |r: Range| format!("{} to {}", three_digits(r.low), three_digits(r.high));
+    let (shortest, longest) = t.step_seconds;
     format!(
-        "roughly {} tokens/s, {} s a step",
-        range(t.tokens_per_second),
-        range(Range { low: t.step_seconds.0.0, high: t.step_seconds.1.0 })
+        "roughly {} to {} tokens/s, {} to {} s a step",
+        rounded(t.tokens_per_second.low),
+        rounded(t.tokens_per_second.high),
+        three_digits(shortest.0),
+        three_digits(longest.0)
     )
 }
 
+/// Two digits of a rough figure: more would be a lie.
+fn rounded(value: f64) -> String {
+    if value < 100.0 {
+        return three_digits(value);
+    }
+    let unit = 10_f64.powf(value.log10().floor() - 1.0);
+    let value = (value / unit).round() * unit;
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "positive, and far below 2⁵³")]
+    grouped(value as u64)
+}
+
 /// What helps, the best first.
-fn remedies(decision: &Decision, out: &mut dyn Write) -> io::Result<()> {
-    if decision.verdict.kind == VerdictKind::Fits {
+fn remedies(text: &dyn Catalogue, decision: &Decision, out: &mut dyn Write) -> io::Result<()> {
+    if !matches!(decision.verdict.kind, VerdictKind::Tight | VerdictKind::DoesNotFit) {
         return Ok(());
     }
     let improves = |r: &PricedRemedy| r.verdict == VerdictKind::Fits || r.saves();
@@ -176,9 +194,9 @@ fn remedies(decision: &Decision, out: &mut dyn Write) -> io::Result<()> {
         writeln!(
             out,
             "  {:<34} {price:<26} {:<13} {}",
-            words::remedy(remedy),
-            words::verdict(remedy.verdict).to_lowercase(),
-            words::effect(remedy.effect)
+            text.remedy(remedy),
+            text.verdict(remedy.verdict).to_lowercase(),
+            text.effect(remedy.effect)
         )?;
     }
     writeln!(out)
