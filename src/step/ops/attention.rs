@@ -26,15 +26,18 @@ pub struct AttentionShape {
     pub head: u64,
     /// Whether an explicit mask is given (causal alone is not one).
     pub mask: bool,
+    /// Whether probabilities are dropped.
+    pub dropout: bool,
 }
 
 impl SdpaPath {
     /// The backend that PyTorch 2.15 picks (`sdp::select_sdp_backend`): cuDNN first on Hopper and Blackwell data-centre
-    /// cards, else flash from Ampere on, for half precision without a mask; memory-efficient otherwise.
+    /// cards where nothing is dropped, else flash from Ampere on, for half precision without a mask; memory-efficient otherwise.
     #[must_use]
     pub fn choose(device: &Device, shape: AttentionShape) -> Self {
         let half = shape.dtype.is_half();
-        if half && matches!(device.sm, 90 | 100) && shape.head <= 128 && shape.head.is_multiple_of(8) {
+        if half && matches!(device.sm, 90 | 100) && !shape.dropout && shape.head <= 128 && shape.head.is_multiple_of(8)
+        {
             Self::Cudnn
         } else if half && device.sm >= 80 && shape.head <= 256 && !shape.mask {
             Self::Flash
@@ -51,7 +54,7 @@ impl Tape {
         let v = &self.autocast_lower(v);
         let k = &self.autocast_lower(k);
         let q = &self.autocast_lower(q);
-        let shape = AttentionShape { dtype: q.dtype(), head: q.dim(3).n, mask: false };
+        let shape = AttentionShape { dtype: q.dtype(), head: q.dim(3).n, mask: false, dropout: dropout > 0.0 };
         match forced.unwrap_or_else(|| SdpaPath::choose(self.device(), shape)) {
             SdpaPath::Flash => self.flash(q, k, v, dropout),
             SdpaPath::Efficient => self.efficient(q, k, v),
