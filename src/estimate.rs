@@ -16,7 +16,7 @@ use crate::step::capacity::{SmallestCard, completes, smallest_card};
 use crate::step::readings::Readings;
 use crate::step::replay::replay;
 use crate::step::tape::Device;
-use crate::step::train::{TooLarge, Walk, walk, walk_short};
+use crate::step::train::{Steps, TooLarge, Walk, walk, walk_steady};
 use crate::units::Bytes;
 
 /// Everything that follows from a plan.
@@ -120,15 +120,16 @@ impl Job {
     /// # Errors
     /// [`IssueKind::TooLarge`] when a tensor exceeds what the arithmetic carries.
     pub fn walk(&self, plan: &Plan, precision: Precision) -> Result<Walk, Vec<Issue>> {
-        walk(self.model.as_ref(), &plan.recipe, precision, self.device, &plan.framework, 2).map_err(too_large)
+        walk(self.model.as_ref(), &plan.recipe, precision, self.device, &plan.framework, Steps::FirstAndSteady)
+            .map_err(too_large)
     }
 
-    /// As [`Job::walk`], of identical layers only a few: enough for the bill.
+    /// Walks one steady step, of identical layers only a few: enough for the bill.
     ///
     /// # Errors
     /// [`IssueKind::TooLarge`] when a tensor exceeds what the arithmetic carries.
-    pub fn walk_short(&self, plan: &Plan, precision: Precision) -> Result<Walk, Vec<Issue>> {
-        walk_short(self.model.as_ref(), &plan.recipe, precision, self.device, &plan.framework, 2).map_err(too_large)
+    pub fn walk_steady(&self, plan: &Plan, precision: Precision) -> Result<Walk, Vec<Issue>> {
+        walk_steady(self.model.as_ref(), &plan.recipe, precision, self.device, &plan.framework).map_err(too_large)
     }
 }
 
@@ -200,7 +201,6 @@ pub fn estimate(plan: &Plan) -> Result<Estimate, Vec<Issue>> {
     if precision == Precision::RuleOfThumb {
         return Ok(rule_of_thumb(parameters));
     }
-    let short = job.walk_short(plan, precision)?;
     let walk = job.walk(plan, precision)?;
     let config = Config { alloc_conf: job.alloc_conf.clone(), ..Config::new(plan.framework.pytorch) };
     // Without a limit nothing can fail, save a request beyond what PyTorch itself accepts.
@@ -209,9 +209,37 @@ pub fn estimate(plan: &Plan) -> Result<Estimate, Vec<Issue>> {
     readings.buffers = Bytes(job.model.buffers().iter().sum::<u64>().saturating_mul(4));
     readings.params = readings.params.saturating_sub(readings.buffers);
     let on_card = on_card(&walk, &config, &readings, &job.hardware);
-    let sources = sources(plan);
-    let bill = bill::bill(&short, job.model.symbols(&plan.recipe), &sources);
+    let quick = quick_of(plan, &job, precision)?;
     let tiers = tiers(&readings, &job.hardware, plan);
+    Ok(Estimate { tiers, readings: Some(readings), on_card, ..quick })
+}
+
+/// The walk alone: the bill and the requested peak of a steady step, exact. Allocated memory is at least that; nothing is
+/// said of reserved memory. The fast path for every keystroke and for searches;
+/// [`estimate`] refines it.
+///
+/// # Errors
+/// Every issue of the plan, one per field.
+pub fn quick(plan: &Plan) -> Result<Estimate, Vec<Issue>> {
+    let job = Job::of(plan)?;
+    let precision = plan.recipe.precision.unwrap_or(Precision::AmpBf16);
+    if precision == Precision::RuleOfThumb {
+        return Ok(rule_of_thumb(parameter_count(job.model.as_ref())));
+    }
+    quick_of(plan, &job, precision)
+}
+
+fn quick_of(plan: &Plan, job: &Job, precision: Precision) -> Result<Estimate, Vec<Issue>> {
+    let walk = job.walk_steady(plan, precision)?;
+    let bill = bill::bill(&walk, job.model.symbols(&plan.recipe), &sources(plan));
+    let requested = Tier {
+        peak_bytes: bill.column(bill.binding).parts.total(),
+        provenance: modelled("sizes of the tensors alive at once"),
+    };
+    let allocated = Tier {
+        peak_bytes: requested.peak_bytes,
+        provenance: modelled("at least the tensors' own bytes; the allocator has not been replayed"),
+    };
     let mut notes = Vec::new();
     if job.text_part_only {
         notes.push(Note::TextPartOnly);
@@ -222,7 +250,15 @@ pub fn estimate(plan: &Plan) -> Result<Estimate, Vec<Issue>> {
     if plan.recipe.grad_accum > crate::step::train::MAX_WALKED_MICRO_BATCHES {
         notes.push(Note::MicroBatchesAlike);
     }
-    Ok(Estimate { bill, tiers, timeline: bill::timeline(&short), readings: Some(readings), on_card, notes, parameters })
+    Ok(Estimate {
+        bill,
+        tiers: Tiers { requested, allocated, reserved: None, process: None },
+        timeline: bill::timeline(&walk),
+        readings: None,
+        on_card: None,
+        notes,
+        parameters: parameter_count(job.model.as_ref()),
+    })
 }
 
 /// What the card can give to the caching allocator, where that is known.

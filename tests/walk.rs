@@ -7,7 +7,7 @@ use vram_budget::model::ModelSource;
 use vram_budget::plan::{Framework, PLAN_VERSION, Plan, Policy};
 use vram_budget::recipe::{Attention, Checkpointing, Optimizer, OptimizerImpl, OptimizerName, Precision, Recipe};
 use vram_budget::step::log::Event;
-use vram_budget::step::train::{Walk, walk_literally, walk_short};
+use vram_budget::step::train::{Steps, Walk, walk_literally, walk_short};
 
 fn plan(config: serde_json::Value, recipe: Recipe) -> Plan {
     let serde_json::Value::Object(config) = config else { unreachable!("a config is an object") };
@@ -142,14 +142,16 @@ proptest! {
         let plan = plan(if gpt { gpt2(layers, 64) } else { llama(layers, 64) }, recipe);
         let precision = plan.recipe.precision.unwrap();
         let job = Job::of(&plan).unwrap();
-        let literal = walk_literally(job.model.as_ref(), &plan.recipe, precision, job.device, &plan.framework, 2).unwrap();
+        let literal = walk_literally(job.model.as_ref(), &plan.recipe, precision, job.device, &plan.framework, Steps::FirstAndSteady).unwrap();
         let expanded = job.walk(&plan, precision).unwrap();
         prop_assert_eq!(story(&literal), story(&expanded));
-        let short = walk_short(job.model.as_ref(), &plan.recipe, precision, job.device, &plan.framework, 2).unwrap();
+        let short = walk_short(job.model.as_ref(), &plan.recipe, precision, job.device, &plan.framework, Steps::FirstAndSteady).unwrap();
         prop_assert_eq!(short.repeats, layers - 5);
         let sources = Sources { weights: modelled("w"), states: modelled("s"), autograd: modelled("a") };
         let columns = |w: &Walk| bill(w, Vec::new(), &sources).columns.iter().map(|c| c.parts).collect::<Vec<_>>();
         prop_assert_eq!(columns(&literal), columns(&short));
+        // A steady step on states that exist from the start is the second step.
+        prop_assert_eq!(columns(&literal), columns(&job.walk_steady(&plan, precision).unwrap()));
     }
 
     /// Checkpointing never raises what is alive when forward ends.

@@ -255,7 +255,7 @@ fn add_to_buffer(tape: &Tape, edge: &Edge, grad: Tensor) {
         None => grad,
         Some(old) if old.can_be_added_into() => old,
         Some(old) => {
-            let shape = old.shape().ordered_like(&[*old.shape(), *grad.shape()]);
+            let shape = old.shape().ordered_like(&[old.shape(), grad.shape()]);
             let sum = tape.temp(shape, old.dtype(), "sum of gradients");
             drop(old);
             sum

@@ -300,13 +300,13 @@ impl Shape {
     /// kept.
     #[must_use]
     pub fn like(&self) -> Self {
-        if self.is_dense() { *self } else { self.ordered_like(core::slice::from_ref(self)) }
+        if self.is_dense() { *self } else { self.ordered_like(&[self]) }
     }
 
     /// The sizes of `self`, laid out as `TensorIterator` lays out the result of an elementwise operation over
     /// `operands`: contiguous, except that the order of the operands' strides is kept.
     #[must_use]
-    pub fn ordered_like(&self, operands: &[Self]) -> Self {
+    pub fn ordered_like(&self, operands: &[&Self]) -> Self {
         let rank = self.rank();
         // All operands of the same sizes and the same dense strides: the result has them too.
         if let Some(first) = operands.first()
@@ -413,7 +413,7 @@ mod tests {
         // q after `view(...).transpose(1, 2)` times cos of sizes [1, 1, s, d].
         let q = shape(&[2, 384, 4, 64]).transposed(1, 2);
         let cos = shape(&[1, 1, 384, 64]);
-        let out = q.contiguous().ordered_like(&[q, cos]);
+        let out = q.contiguous().ordered_like(&[&q, &cos]);
         assert_eq!(out.strides(), q.strides());
     }
 

@@ -125,13 +125,18 @@ impl Tensor {
     }
 
     /// The same impl with a place in the graph. Only for outputs that nobody else holds yet.
-    pub(crate) fn with_grad_fn(self, node: &Rc<Node>, output: u8) -> Self {
+    pub(crate) fn with_grad_fn(mut self, node: &Rc<Node>, output: u8) -> Self {
+        let edge = Edge { node: node.clone(), output };
+        if let Some(own) = Rc::get_mut(&mut self.0) {
+            own.grad_fn = Some(edge);
+            return self;
+        }
         let i = &self.0;
         Self(Rc::new(Impl {
             storage: i.storage.clone(),
             shape: i.shape,
             dtype: i.dtype,
-            grad_fn: Some(Edge { node: node.clone(), output }),
+            grad_fn: Some(edge),
             leaf: None,
             view: i.view,
         }))

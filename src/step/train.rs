@@ -31,7 +31,30 @@ pub struct Walk {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TooLarge;
 
-/// Walks `steps` steps of `recipe` on `model`, a few layers of it where its layers are all alike (see
+/// Walks one steady step, of identical layers only a few: all that the bill needs, and the fastest walk.
+///
+/// # Errors
+/// [`TooLarge`] when a size passes 2⁵³ bytes.
+pub fn walk_steady(
+    model: &dyn Model,
+    recipe: &Recipe,
+    precision: Precision,
+    device: Device,
+    framework: &Framework,
+) -> Result<Walk, TooLarge> {
+    walk_short(model, recipe, precision, device, framework, Steps::Steady)
+}
+
+/// Which steps are walked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Steps {
+    /// The first, which creates the optimizer's states, and the steady one.
+    FirstAndSteady,
+    /// The steady one, on states that exist from the start.
+    Steady,
+}
+
+/// Walks `steps` of `recipe` on `model`, a few layers of it where its layers are all alike (see
 /// [`crate::step::repeat`]).
 ///
 /// # Errors
@@ -42,7 +65,7 @@ pub fn walk_short(
     precision: Precision,
     device: Device,
     framework: &Framework,
-    steps: u32,
+    steps: Steps,
 ) -> Result<Walk, TooLarge> {
     let whole = Whole::of(model);
     match (model.layers().checked_sub(WALKED_LAYERS), model.with_layers(WALKED_LAYERS)) {
@@ -54,7 +77,7 @@ pub fn walk_short(
     }
 }
 
-/// Walks `steps` steps of `recipe` on `model`. `precision` is a recipe whose dtypes are walked, not the rule of thumb.
+/// Walks `steps` of `recipe` on `model`. `precision` is a recipe whose dtypes are walked, not the rule of thumb.
 ///
 /// # Errors
 /// [`TooLarge`] when a size passes 2⁵³ bytes.
@@ -64,7 +87,7 @@ pub fn walk(
     precision: Precision,
     device: Device,
     framework: &Framework,
-    steps: u32,
+    steps: Steps,
 ) -> Result<Walk, TooLarge> {
     let short = walk_short(model, recipe, precision, device, framework, steps)?;
     match expand(&short) {
@@ -83,7 +106,7 @@ pub fn walk_literally(
     precision: Precision,
     device: Device,
     framework: &Framework,
-    steps: u32,
+    steps: Steps,
 ) -> Result<Walk, TooLarge> {
     run(model, &Whole::of(model), recipe, precision, device, framework, steps)
 }
@@ -113,7 +136,7 @@ fn run(
     precision: Precision,
     device: Device,
     framework: &Framework,
-    steps: u32,
+    steps: Steps,
 ) -> Result<Walk, TooLarge> {
     let tape = Tape::new(Device { workspace_kept: framework.workspace_kept(), ..device });
     let weights = match precision {
@@ -127,11 +150,16 @@ fn run(
         .map(|n| tape.empty(Shape::new(&[Dim::plain(n)]), Dtype::F32, Part::Weights, "buffer"))
         .collect();
     let mut job = Loop::new(&tape, built.as_ref(), whole, recipe, precision);
+    if steps == Steps::Steady {
+        job.run_optimizer();
+        job.create_scaler();
+    }
     tape.empty_cache();
     tape.mark(Mark::Base);
-    for _ in 0..steps {
+    if steps == Steps::FirstAndSteady {
         job.step();
     }
+    job.step();
     drop(job);
     if tape.0.log.overflowed() {
         return Err(TooLarge);
@@ -202,6 +230,23 @@ impl<'a> Loop<'a> {
         }
     }
 
+    /// The optimizer's own step; the first one creates its states.
+    fn run_optimizer(&mut self) {
+        self.tape.scope("optimizer", || match &self.master {
+            Some(master) => self.recipe.optimizer.step(self.tape, &master.weights, &mut self.slots),
+            None => self.recipe.optimizer.step(self.tape, self.model.weights(), &mut self.slots),
+        });
+        self.tape.set_layer(0);
+    }
+
+    /// The gradient scaler's own tensors, created when it first scales a loss.
+    fn create_scaler(&mut self) {
+        if self.precision == Precision::AmpFp16 && self.scaler.is_none() {
+            let scalar = |op: &'static str| self.tape.empty(Shape::new(&[]), Dtype::F32, Part::States, op);
+            self.scaler = Some([scalar("loss scale"), scalar("growth tracker")]);
+        }
+    }
+
     fn autocast(&self) -> Option<Dtype> {
         match self.precision {
             Precision::AmpBf16 => Some(Dtype::Bf16),
@@ -260,8 +305,7 @@ impl<'a> Loop<'a> {
         }
         let Some(loss) = self.loss.clone() else { return };
         let scaled = if self.precision == Precision::AmpFp16 {
-            let scalar = |op: &'static str| t.empty(Shape::new(&[]), Dtype::F32, Part::States, op);
-            self.scaler.get_or_insert_with(|| [scalar("loss scale"), scalar("growth tracker")]);
+            self.create_scaler();
             t.mul_scalar(&loss)
         } else {
             loss
@@ -284,11 +328,7 @@ impl<'a> Loop<'a> {
         if scaled && found.is_none() {
             found = Some(self.unscale());
         }
-        match &self.master {
-            Some(master) => self.recipe.optimizer.step(t, &master.weights, &mut self.slots),
-            None => self.recipe.optimizer.step(t, self.model.weights(), &mut self.slots),
-        }
-        t.set_layer(0);
+        self.run_optimizer();
         drop(found);
     }
 

@@ -14,12 +14,16 @@ pub(super) fn first(grads: &[Option<Tensor>]) -> Option<&Tensor> {
 impl Tape {
     /// The result of an elementwise operation over `operands`, laid out as `TensorIterator` would.
     pub(crate) fn elementwise(&self, operands: &[&Tensor], dtype: Dtype, op: &'static str) -> Tensor {
-        let mut sizes = *operands[0].shape();
-        for o in &operands[1..] {
-            sizes = sizes.broadcast(o.shape());
-        }
-        let shapes: Vec<Shape> = operands.iter().map(|t| *t.shape()).collect();
-        self.temp(sizes.ordered_like(&shapes), dtype, op)
+        let shape = match operands {
+            [x] => x.shape().ordered_like(&[x.shape()]),
+            [a, b] => a.shape().broadcast(b.shape()).ordered_like(&[a.shape(), b.shape()]),
+            _ => {
+                let shapes: Vec<&Shape> = operands.iter().map(|t| t.shape()).collect();
+                let sizes = shapes.iter().fold(Shape::new(&[]), |all, s| all.broadcast(s));
+                sizes.ordered_like(&shapes)
+            }
+        };
+        self.temp(shape, dtype, op)
     }
 
     /// A cast outside the graph; keeps the layout (`to` preserves dense strides).
