@@ -129,6 +129,16 @@ fn colour_is_forced_and_forbidden_by_the_environment() {
 }
 
 #[test]
+fn an_unknown_precision_lists_what_each_recipe_would_need() {
+    let text = ok(&["estimate", "qwen3-0.6b", "--precision", "unknown", "--gpu", "RTX 4060 8GB"]);
+    assert!(text.starts_with("Cannot tell: needs up to "), "{text}");
+    for name in ["amp_bf16", "pure_bf16", "fp32", "amp_fp16", "bf16_master"] {
+        assert!(text.lines().any(|l| l.trim().starts_with(&format!("{name} ")) && l.contains("allocates")), "{name}");
+    }
+    assert!(!text.contains("rule_of_thumb"), "no framework runs it");
+}
+
+#[test]
 fn the_json_document_has_tiers_parts_and_provenance_and_its_sums_agree() {
     let document = json(&[&JOB[..], &["--json"]].concat());
     assert_eq!(document["verdict"], "fits");

@@ -35,7 +35,10 @@ pub(super) fn print(rows: &[Row], out: &mut dyn Write) -> io::Result<()> {
     writeln!(out, "\nMeasured                 predicted      measured    difference")?;
     for row in rows {
         let size = |bytes: Option<i64>| bytes.map_or_else(|| "not known".to_owned(), signed);
-        let share = row.share.map(|s| format!("  {:+.1} %", s * 100.0)).unwrap_or_default();
+        let share = row
+            .share
+            .map(|s| format!("  {}{:.1} %", if s < 0.0 { "−" } else { "+" }, s.abs() * 100.0))
+            .unwrap_or_default();
         write!(out, "{:<20} {:>13} {:>13}", row.name.to_string(), size(row.predicted), size(row.measured))?;
         match (row.difference, &row.unavailable) {
             (Some(difference), _) => writeln!(out, " {:>13}{share}", signed(difference))?,

@@ -3,7 +3,9 @@
 use std::io::{self, Write};
 
 use vram_budget::bill::{Instant, Part};
-use vram_budget::decide::{Decision, Figure, Numbers, PricedRemedy, Question, Reason, TreeStep, VerdictKind};
+use vram_budget::decide::{
+    Candidate, Caveat, Decision, Fact, Figure, Numbers, PricedRemedy, Question, Reason, TreeStep, VerdictKind,
+};
 use vram_budget::estimate::Note;
 use vram_budget::machine::GpuChoice;
 use vram_budget::model::ModelSource;
@@ -26,6 +28,12 @@ pub(super) fn print(plan: &Plan, decision: &Decision, out: &mut dyn Write) -> io
     }
     for caveat in &decision.caveats {
         writeln!(out, "note: {}", text.caveat(caveat))?;
+        if let Caveat::PrecisionNotGiven { candidates } = caveat {
+            for Candidate { precision, verdict, allocated } in candidates {
+                let verdict = text.verdict(*verdict).to_lowercase();
+                writeln!(out, "      {:<12} allocates {allocated}: {verdict}", precision.name())?;
+            }
+        }
     }
     Ok(())
 }
@@ -41,7 +49,8 @@ fn answer(text: &dyn Catalogue, decision: &Decision, out: &mut dyn Write) -> io:
         VerdictKind::CannotTell => "90",
     };
     let Numbers { allocated, process, capacity, in_use, usable, .. } = verdict.numbers;
-    write!(out, "\u{1b}[1;{colour}m{}\u{1b}[0m: needs ", text.verdict(verdict.kind))?;
+    let needs = if verdict.reason == Reason::Unknown(Fact::Precision) { "needs up to" } else { "needs" };
+    write!(out, "\u{1b}[1;{colour}m{}\u{1b}[0m: {needs} ", text.verdict(verdict.kind))?;
     // What is impossible even without cache is quoted without it; everything else is quoted with it.
     match (verdict.reason, process, capacity, usable) {
         (Reason::AllocatedExceeds { .. }, _, _, Some(usable)) | (_, None, _, Some(usable)) => {
