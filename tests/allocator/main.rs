@@ -7,6 +7,7 @@ mod differential;
 mod driver;
 mod hostile;
 mod laws;
+mod rules;
 mod scripts;
 mod traces;
 mod vectors;
