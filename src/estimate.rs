@@ -104,6 +104,9 @@ impl Job {
         let alloc_conf = alloc_conf(&plan.framework).map_err(|found| issues.extend(found)).ok();
         if let Some(read) = &model {
             issues.extend(read.model.refusals(&plan.recipe));
+            if let Some(lora) = &plan.recipe.lora {
+                issues.extend(crate::step::adapters::issues(read.model.as_ref(), lora));
+            }
         }
         match (model, hardware, alloc_conf) {
             (Some(read), Some(hardware), Some(alloc_conf)) if issues.is_empty() => {

@@ -1,7 +1,7 @@
 //! The ranges within which a recipe is walked, and the checks that need no model.
 
 use crate::issue::{Issue, IssueKind};
-use crate::recipe::{OptimizerImpl, OptimizerName, Precision, Recipe, SdpaBackend};
+use crate::recipe::{MAX_LORA_RANK, OptimizerImpl, OptimizerName, Precision, Recipe, SdpaBackend};
 
 /// The most sequences per micro-batch.
 pub const MAX_MICRO_BATCH: u64 = 1 << 20;
@@ -23,6 +23,20 @@ impl Recipe {
         ] {
             if !(1..=max).contains(&found) {
                 issues.push(Issue::new(field, IssueKind::OutOfRange { min: 1, max, found: found.to_string() }));
+            }
+        }
+        if let Some(lora) = &self.lora {
+            if !(1..=MAX_LORA_RANK).contains(&lora.r) {
+                let kind = IssueKind::OutOfRange { min: 1, max: MAX_LORA_RANK, found: lora.r.to_string() };
+                issues.push(Issue::new("recipe.lora.r", kind));
+            }
+            if lora.targets.is_empty() {
+                let expected = "names of linear layers".into();
+                issues.push(Issue::new("recipe.lora.targets", IssueKind::Missing { expected }));
+            }
+            if self.precision == Some(Precision::Bf16Master) {
+                let what = "adapters with FP32 master weights".into();
+                issues.push(Issue::new("recipe.lora", IssueKind::NotModelled { what }));
             }
         }
         let mut refuse = |field: &str, what: &str| {

@@ -1,10 +1,12 @@
 //! How the model is trained: precision, optimizer, attention, checkpointing, batch.
 
+mod adapter;
 mod limits;
 pub mod optimizer;
 
 use serde::{Deserialize, Serialize};
 
+pub use adapter::{Lora, MAX_LORA_RANK};
 pub use limits::{MAX_GRAD_ACCUM, MAX_MICRO_BATCH, MAX_SEQ_LEN};
 pub use optimizer::{Optimizer, OptimizerImpl, OptimizerName};
 
@@ -35,6 +37,9 @@ pub struct Recipe {
     pub dec_seq: Option<u64>,
     /// Micro-batches per optimizer step.
     pub grad_accum: u64,
+    /// Low-rank adapters over frozen weights; `None`: every weight is trained.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lora: Option<Lora>,
     /// Gradient clipping by norm: the largest norm, or `None`.
     pub clip_grad: Option<f64>,
     /// Whether the model's outputs (logits) stay alive through backward, as when a loop keeps `outputs` in a variable.
@@ -55,6 +60,7 @@ impl Default for Recipe {
             seq_len: 512,
             dec_seq: None,
             grad_accum: 1,
+            lora: None,
             clip_grad: None,
             keep_outputs: false,
             zero_grad: ZeroGrad::None,

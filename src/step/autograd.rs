@@ -30,6 +30,8 @@ pub(crate) struct Gradient {
     pub(crate) tensor: RefCell<Option<Tensor>>,
     /// A hook adds each gradient to an FP32 main gradient as soon as it is there and drops it (Megatron-LM).
     pub(crate) handed_on: Cell<bool>,
+    /// Whether it is the gradient of an activation that was made a leaf, not of a parameter.
+    pub(crate) of_activation: Cell<bool>,
 }
 
 /// One operation's backward.
@@ -275,16 +277,20 @@ fn gather(tape: &Tape, gathers: &Gradient, mut inputs: Grads, shape: &Shape) {
     } else {
         tape.temp(*shape, grad.dtype(), "gradient")
     };
-    tape.becomes(&kept, Part::Gradients);
+    if !gathers.of_activation.get() {
+        tape.becomes(&kept, Part::Gradients);
+    }
     if !gathers.handed_on.get() {
         *gathers.tensor.borrow_mut() = Some(kept);
     }
 }
 
 impl Recorder {
-    /// `x` as the output of a node that goes nowhere: a leaf that needs a gradient, as far as recording is concerned.
-    pub(crate) fn force(x: &Tensor) -> Tensor {
-        let node = Node::accumulate(Rc::default(), *x.shape(), x.dtype());
-        x.detached().with_grad_fn(&node, 0)
+    /// `x` as a leaf that needs a gradient (`requires_grad_()` on an activation), and where its gradient gathers.
+    pub(crate) fn force(x: &Tensor) -> (Tensor, Rc<Gradient>) {
+        let gradient: Rc<Gradient> = Rc::default();
+        gradient.of_activation.set(true);
+        let node = Node::accumulate(gradient.clone(), *x.shape(), x.dtype());
+        (x.detached().with_grad_fn(&node, 0), gradient)
     }
 }

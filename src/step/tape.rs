@@ -5,6 +5,7 @@ use core::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use crate::bill::{Instant, Part};
+use crate::step::autograd::Gradient;
 use crate::step::checkpoint::Hooks;
 use crate::step::log::{Belongs, Event, Log, Mark};
 use crate::step::shape::{Dim, Shape};
@@ -35,6 +36,8 @@ pub(crate) struct State {
     scope: Cell<&'static str>,
     layer: Cell<u32>,
     instant: Cell<Instant>,
+    inputs_need_grad: Cell<bool>,
+    pinned: RefCell<Vec<(Tensor, Rc<Gradient>)>>,
     /// Whether this is the thread that runs backward: it has cuBLAS handles of its own.
     backward_thread: Cell<bool>,
     workspaces: RefCell<[Option<Tensor>; 2]>,
@@ -60,6 +63,8 @@ impl Tape {
             scope: Cell::new(""),
             layer: Cell::new(0),
             instant: Cell::new(Instant::Forward),
+            inputs_need_grad: Cell::new(false),
+            pinned: RefCell::default(),
             backward_thread: Cell::new(false),
             workspaces: RefCell::default(),
         }))
@@ -136,6 +141,26 @@ impl Tape {
         if self.0.layer.replace(layer) != layer {
             self.0.log.push(Event::Layer(layer));
         }
+    }
+
+    /// `enable_input_require_grads`: gradients flow to the output of the input embedding, so that checkpointed layers
+    /// over frozen weights are run backward.
+    pub(crate) fn set_inputs_need_grad(&self, on: bool) {
+        self.0.inputs_need_grad.set(on);
+    }
+
+    /// Keeps an activation that was made a leaf, and its gradient, as long as the graph that refers to them.
+    pub(crate) fn pin(&self, leaf: Tensor, gradient: Rc<Gradient>) {
+        self.0.pinned.borrow_mut().push((leaf, gradient));
+    }
+
+    /// What was pinned since the last call: it goes with the loss.
+    pub(crate) fn take_pinned(&self) -> Vec<(Tensor, Rc<Gradient>)> {
+        self.0.pinned.take()
+    }
+
+    pub(crate) fn inputs_need_grad(&self) -> bool {
+        self.0.inputs_need_grad.get()
     }
 
     pub(crate) fn layer(&self) -> u32 {

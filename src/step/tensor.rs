@@ -1,6 +1,7 @@
 //! Tensors as PyTorch counts them: a handle to an impl, the impl's share of a storage. A storage is freed when its last
 //! share goes away, which is what makes the log's lifetimes those of the framework.
 
+use core::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use crate::bill::Part;
@@ -81,6 +82,17 @@ pub(crate) struct Leaf {
     pub(crate) layer: u32,
     pub(crate) accumulate: Rc<Node>,
     pub(crate) grad: Rc<Gradient>,
+    /// Whether it is trained. Adapters freeze the weights beneath them after the model is built.
+    pub(crate) frozen: Cell<bool>,
+    /// The pair that runs beside this linear weight.
+    pub(crate) adapter: RefCell<Option<Rc<Adapter>>>,
+}
+
+/// A low-rank pair: A [r, in] and B [out, r].
+#[derive(Debug)]
+pub(crate) struct Adapter {
+    pub(crate) a: Tensor,
+    pub(crate) b: Tensor,
 }
 
 #[derive(Debug)]
@@ -113,7 +125,14 @@ impl Tensor {
         let data = tape.empty(shape, dtype, part, op);
         let grad: Rc<Gradient> = Rc::default();
         let accumulate = Node::accumulate(grad.clone(), shape, dtype);
-        let leaf = Rc::new(Leaf { id, layer: tape.layer(), accumulate, grad });
+        let leaf = Rc::new(Leaf {
+            id,
+            layer: tape.layer(),
+            accumulate,
+            grad,
+            frozen: Cell::new(false),
+            adapter: RefCell::default(),
+        });
         Self(Rc::new(Impl {
             storage: data.0.storage.clone(),
             shape,
@@ -189,7 +208,7 @@ impl Tensor {
     /// Whether a gradient can flow to it.
     #[must_use]
     pub fn requires_grad(&self) -> bool {
-        self.0.grad_fn.is_some() || self.0.leaf.is_some()
+        self.0.grad_fn.is_some() || self.is_trained()
     }
 
     /// Says that what follows belongs to this parameter's layer.
@@ -197,6 +216,11 @@ impl Tensor {
         if let Some(leaf) = self.leaf() {
             tape.set_layer(leaf.layer);
         }
+    }
+
+    /// Whether it is a parameter that is trained.
+    pub(crate) fn is_trained(&self) -> bool {
+        self.leaf().is_some_and(|leaf| !leaf.frozen.get())
     }
 
     pub(crate) fn leaf(&self) -> Option<&Rc<Leaf>> {
@@ -207,6 +231,7 @@ impl Tensor {
     pub(crate) fn edge(&self) -> Option<Edge> {
         match (&self.0.grad_fn, &self.0.leaf) {
             (Some(edge), _) => Some(edge.clone()),
+            (None, Some(leaf)) if leaf.frozen.get() => None,
             (None, Some(leaf)) => Some(Edge { node: leaf.accumulate.clone(), output: 0 }),
             (None, None) => None,
         }

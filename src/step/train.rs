@@ -4,12 +4,15 @@
 //! the loss and the batch live until they are reassigned. The first step creates the optimizer's states, the second is
 //! the steady one.
 
+use std::rc::Rc;
+
 use crate::bill::{Instant, Part};
 use crate::model::family::{Built, Model, Run};
 use crate::plan::Framework;
 use crate::recipe::optimizer::Slots;
-use crate::recipe::{Precision, Recipe, ZeroGrad};
-use crate::step::autograd::backward;
+use crate::recipe::{Checkpointing, Precision, Recipe, ZeroGrad};
+use crate::step::adapters;
+use crate::step::autograd::{Gradient, backward};
 use crate::step::log::{Event, Mark, TensorInfo};
 use crate::step::repeat::{WALKED_LAYERS, expand};
 use crate::step::shape::{Dim, Shape};
@@ -67,7 +70,7 @@ pub fn walk_short(
     framework: &Framework,
     steps: Steps,
 ) -> Result<Walk, TooLarge> {
-    let whole = Whole::of(model);
+    let whole = Whole::of(model, recipe);
     match (model.layers().checked_sub(WALKED_LAYERS), model.with_layers(WALKED_LAYERS)) {
         (Some(repeats), Some(short)) if repeats > 0 => {
             let walk = run(short.as_ref(), &whole, recipe, precision, device, framework, steps)?;
@@ -92,7 +95,7 @@ pub fn walk(
     let short = walk_short(model, recipe, precision, device, framework, steps)?;
     match expand(&short) {
         Some(walk) => Ok(walk),
-        None => run(model, &Whole::of(model), recipe, precision, device, framework, steps),
+        None => run(model, &Whole::of(model, recipe), recipe, precision, device, framework, steps),
     }
 }
 
@@ -108,24 +111,24 @@ pub fn walk_literally(
     framework: &Framework,
     steps: Steps,
 ) -> Result<Walk, TooLarge> {
-    run(model, &Whole::of(model), recipe, precision, device, framework, steps)
+    run(model, &Whole::of(model, recipe), recipe, precision, device, framework, steps)
 }
 
 /// What a few layers cannot tell of the whole model.
 struct Whole {
-    /// Parameter tensors.
+    /// Trained tensors.
     tensors: u64,
-    /// Blocks of multi-tensor kernels over all parameters.
+    /// Blocks of multi-tensor kernels over all of them.
     chunks: u64,
 }
 
 impl Whole {
-    fn of(model: &dyn Model) -> Self {
+    fn of(model: &dyn Model, recipe: &Recipe) -> Self {
         /// Elements per block of a multi-tensor kernel.
         const CHUNK: u64 = 65_536;
-        let parameters = model.parameters();
-        let chunks = |p: &crate::model::family::Parameter| p.shape.numel().unwrap_or(0).div_ceil(CHUNK);
-        Self { tensors: parameters.len() as u64, chunks: parameters.iter().map(chunks).sum() }
+        let trained = adapters::trained_shapes(model, recipe.lora.as_ref());
+        let chunks = trained.iter().map(|s| s.numel().unwrap_or(0).div_ceil(CHUNK)).sum();
+        Self { tensors: trained.len() as u64, chunks }
     }
 }
 
@@ -149,7 +152,14 @@ fn run(
         .into_iter()
         .map(|n| tape.empty(Shape::new(&[Dim::plain(n)]), Dtype::F32, Part::Weights, "buffer"))
         .collect();
-    let mut job = Loop::new(&tape, built.as_ref(), whole, recipe, precision);
+    let trained = match &recipe.lora {
+        None => built.weights().to_vec(),
+        Some(lora) => {
+            tape.set_inputs_need_grad(recipe.checkpointing != Checkpointing::None);
+            adapters::attach(&tape, lora, &model.linear_names(), built.weights())
+        }
+    };
+    let mut job = Loop::new(&tape, built.as_ref(), &trained, whole, recipe, precision);
     if steps == Steps::Steady {
         job.run_optimizer();
         job.create_scaler();
@@ -176,6 +186,8 @@ fn run(
 struct Loop<'a> {
     tape: &'a Tape,
     model: &'a dyn Built,
+    /// What is trained, in the order of `model.parameters()`.
+    trained: &'a [Tensor],
     whole: &'a Whole,
     recipe: &'a Recipe,
     precision: Precision,
@@ -187,6 +199,8 @@ struct Loop<'a> {
     scaler: Option<[Tensor; 2]>,
     batch: Option<Vec<Tensor>>,
     loss: Option<Tensor>,
+    /// What the loss's graph keeps alive beside what backward releases.
+    pinned: Vec<(Tensor, Rc<Gradient>)>,
     kept: Option<Tensor>,
 }
 
@@ -197,7 +211,14 @@ struct Master {
 }
 
 impl<'a> Loop<'a> {
-    fn new(tape: &'a Tape, model: &'a dyn Built, whole: &'a Whole, recipe: &'a Recipe, precision: Precision) -> Self {
+    fn new(
+        tape: &'a Tape,
+        model: &'a dyn Built,
+        trained: &'a [Tensor],
+        whole: &'a Whole,
+        recipe: &'a Recipe,
+        precision: Precision,
+    ) -> Self {
         let master = (precision == Precision::Bf16Master).then(|| {
             let of = |part: Part, op: &'static str| -> Vec<Tensor> {
                 let copy = |w: &Tensor| {
@@ -217,6 +238,7 @@ impl<'a> Loop<'a> {
         Self {
             tape,
             model,
+            trained,
             whole,
             recipe,
             precision,
@@ -226,6 +248,7 @@ impl<'a> Loop<'a> {
             scaler: None,
             batch: None,
             loss: None,
+            pinned: Vec::new(),
             kept: None,
         }
     }
@@ -234,7 +257,7 @@ impl<'a> Loop<'a> {
     fn run_optimizer(&mut self) {
         self.tape.scope("optimizer", || match &self.master {
             Some(master) => self.recipe.optimizer.step(self.tape, &master.weights, &mut self.slots),
-            None => self.recipe.optimizer.step(self.tape, self.model.weights(), &mut self.slots),
+            None => self.recipe.optimizer.step(self.tape, self.trained, &mut self.slots),
         });
         self.tape.set_layer(0);
     }
@@ -289,6 +312,7 @@ impl<'a> Loop<'a> {
             self.kept = None;
         }
         self.loss = Some(loss);
+        self.pinned = t.take_pinned();
         self.batch = Some(batch);
         t.mark(Mark::ForwardEnd);
         t.scope("loss", || self.backward());
@@ -346,7 +370,7 @@ impl<'a> Loop<'a> {
     /// `clip_grad_norm_`: one norm per tensor, and their norm; gradients are scaled in place.
     fn clip(&self) {
         let t = self.tape;
-        let weights = self.model.weights();
+        let weights = self.trained;
         let offsets = t.scratch(8 * (self.whole.tensors + 1), "norm scratch");
         let partial = t.scratch(4 * self.whole.chunks, "norm scratch");
         let norm = |w: &Tensor| {
@@ -372,7 +396,7 @@ impl<'a> Loop<'a> {
 
     fn zero_grad(&mut self) {
         if self.recipe.zero_grad == ZeroGrad::None {
-            for w in self.model.weights() {
+            for w in self.trained {
                 w.enter_layer(self.tape);
                 if let Some(leaf) = w.leaf() {
                     leaf.grad.tensor.take();
@@ -381,6 +405,7 @@ impl<'a> Loop<'a> {
         }
         self.tape.set_layer(0);
         self.loss = None;
+        self.pinned.clear();
         self.kept = None;
         self.batch = None;
     }

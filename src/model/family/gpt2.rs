@@ -141,6 +141,20 @@ impl Model for Gpt2 {
         all
     }
 
+    fn linear_names(&self) -> Vec<Option<&'static str>> {
+        let mut layer = [None; 12];
+        layer[2] = Some("c_attn");
+        layer[4] = Some("c_proj");
+        layer[8] = Some("c_fc");
+        layer[10] = Some("c_proj");
+        let mut all = vec![None, None];
+        for _ in 0..self.layers {
+            all.extend(layer);
+        }
+        all.extend([None, None]);
+        all
+    }
+
     fn buffers(&self) -> Vec<u64> {
         Vec::new()
     }

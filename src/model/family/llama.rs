@@ -224,6 +224,31 @@ impl Model for Decoder {
         all
     }
 
+    fn linear_names(&self) -> Vec<Option<&'static str>> {
+        const NAMES: [Option<&str>; LAYER] = {
+            let mut names = [None; LAYER];
+            names[0] = Some("q_proj");
+            names[2] = Some("k_proj");
+            names[4] = Some("v_proj");
+            names[6] = Some("o_proj");
+            names[10] = Some("gate_proj");
+            names[12] = Some("up_proj");
+            names[14] = Some("down_proj");
+            names
+        };
+        let shapes = self.layer_shapes();
+        let layer = NAMES.iter().zip(&shapes).filter(|(_, shape)| shape.is_some()).map(|(name, _)| *name);
+        let mut all = vec![None];
+        for _ in 0..self.layers {
+            all.extend(layer.clone());
+        }
+        all.push(None);
+        if !self.tied {
+            all.push(Some("lm_head"));
+        }
+        all
+    }
+
     fn buffers(&self) -> Vec<u64> {
         // inv_freq and original_inv_freq.
         vec![self.head / 2, self.head / 2]

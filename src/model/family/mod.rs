@@ -47,6 +47,11 @@ pub trait Model: Debug {
     fn family(&self) -> &'static str;
     /// The parameters in the order of `model.parameters()`, tied ones once.
     fn parameters(&self) -> Vec<Parameter>;
+    /// The names of the linear layers that adapters can target, one for each of [`Model::parameters`] that is such a
+    /// layer's weight. Empty: adapters over this family are not modelled.
+    fn linear_names(&self) -> Vec<Option<&'static str>> {
+        Vec::new()
+    }
     /// The buffers, in FP32 elements each.
     fn buffers(&self) -> Vec<u64>;
     /// The dimensions.

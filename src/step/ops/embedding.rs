@@ -16,6 +16,12 @@ impl Tape {
         dims.push(weight.dim(1));
         let out = self.temp(Shape::new(&dims), weight.dtype(), "embedding");
         let (shape, dtype) = (*weight.shape(), weight.dtype());
+        // The input embedding is a model's first parameter.
+        if self.inputs_need_grad() && weight.leaf().is_some_and(|leaf| leaf.id == 0) && !out.requires_grad() {
+            let (leaf, gradient) = Recorder::force(&out);
+            self.pin(leaf.clone(), gradient);
+            return leaf;
+        }
         r.finish(out, move |t, g| {
             let (Some(_), Some(ids)) = (first(g), saved.unpack(t)) else { return vec![None] };
             vec![Some(t.embedding_grad(&ids, shape, dtype))]

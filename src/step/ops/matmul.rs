@@ -27,16 +27,40 @@ impl Tape {
     /// `nn.Linear`: weight [out, in].
     #[must_use]
     pub fn linear(&self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Tensor {
-        match bias {
+        let result = match bias {
             None => self.linear_plain(x, weight),
             Some(bias) => self.linear_bias(x, weight, bias, WeightLayout::OutIn),
-        }
+        };
+        self.adapted(x, weight, result)
     }
 
     /// GPT-2's `Conv1D`: weight [in, out], always with a bias.
     #[must_use]
     pub fn conv1d(&self, x: &Tensor, weight: &Tensor, bias: &Tensor) -> Tensor {
-        self.linear_bias(x, weight, bias, WeightLayout::InOut)
+        let result = self.linear_bias(x, weight, bias, WeightLayout::InOut);
+        self.adapted(x, weight, result)
+    }
+
+    /// `result + lora_B(lora_A(x)) × scaling` where the weight has a pair, in the result's dtype (peft 0.21,
+    /// `lora.Linear.forward`): the input is cast to the pair's dtype first.
+    fn adapted(&self, x: &Tensor, weight: &Tensor, mut result: Tensor) -> Tensor {
+        let Some(pair) = weight.leaf().and_then(|leaf| leaf.adapter.borrow().clone()) else { return result };
+        let dtype = result.dtype();
+        let x = self.to(x, pair.a.dtype());
+        let scaled = {
+            let out = {
+                let low = self.linear_plain(&x, &pair.a);
+                self.linear_plain(&low, &pair.b)
+            };
+            self.mul_scalar(&out)
+        };
+        let sum = self.add(&result, &scaled);
+        drop(scaled);
+        result = sum;
+        let out = self.to(&result, dtype);
+        drop(result);
+        drop(x);
+        out
     }
 
     /// Without a bias: `mm` over the rows. Autocast casts the arguments from the last to the first.

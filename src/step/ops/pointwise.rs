@@ -49,7 +49,7 @@ impl Tape {
         if x.dtype() == dtype || !x.dtype().is_floating() {
             return x.clone();
         }
-        let leaf = x.leaf().filter(|_| x.dtype() == Dtype::F32).map(|l| l.id);
+        let leaf = x.leaf().filter(|_| x.dtype() == Dtype::F32 && x.is_trained()).map(|l| l.id);
         if let Some(id) = leaf
             && let Some(cast) = self.cached_cast(id)
         {
@@ -236,6 +236,6 @@ impl Tape {
     /// A tensor through which gradients flow, sharing `x`'s storage: what a detached checkpoint input becomes.
     #[expect(clippy::unused_self, reason = "reads as the other operations do")]
     pub(crate) fn require_grad(&self, x: &Tensor) -> Tensor {
-        Recorder::force(x)
+        Recorder::force(x).0
     }
 }
