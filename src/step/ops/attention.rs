@@ -57,7 +57,7 @@ impl Tape {
         let shape = AttentionShape { dtype: q.dtype(), head: q.dim(3).n, mask: false, dropout: dropout > 0.0 };
         match forced.unwrap_or_else(|| SdpaPath::choose(self.device(), shape)) {
             SdpaPath::Flash => self.flash(q, k, v, dropout),
-            SdpaPath::Efficient => self.efficient(q, k, v),
+            SdpaPath::Efficient => self.efficient(q, k, v, dropout),
             SdpaPath::Cudnn => self.cudnn(q, k, v),
         }
     }
@@ -111,12 +111,13 @@ impl Tape {
         })
     }
 
-    /// Memory-efficient: as flash, log-sum-exp padded to 32 rows.
-    fn efficient(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Tensor {
+    /// Memory-efficient: as flash, log-sum-exp padded to 32 rows. The generator's state is on the device only where nothing
+    /// is dropped (a pair of zeros).
+    fn efficient(&self, q: &Tensor, k: &Tensor, v: &Tensor, dropout: f64) -> Tensor {
         let r = Recorder::begin(self, &[q, k, v]);
         let (sq, sk, sv) = (r.save(q), r.save(k), r.save(v));
         let (b, a, s, d) = (q.dim(0), q.dim(1), q.dim(2), q.dim(3));
-        let (seed, offset) = (self.scratch(8, "generator state"), self.scratch(8, "generator offset"));
+        let state = (dropout <= 0.0).then(|| (self.scratch(8, "generator state"), self.scratch(8, "generator offset")));
         // Laid out [b, s, a, d], seen as [b, a, s, d].
         let out = self.temp(Shape::new(&[b, s, a, d]), q.dtype(), "attention output");
         let out = {
@@ -127,13 +128,15 @@ impl Tape {
         let padded = Dim::plain(s.n.next_multiple_of(32));
         let lse = self.temp(Shape::new(&[b, a, padded]), Dtype::F32, "log-sum-exp");
         let so = r.save(&out);
-        let rest = [r.save(&lse), r.save(&seed), r.save(&offset)];
-        drop((lse, seed, offset));
+        let lse_saved = r.save(&lse);
+        let state_saved = state.as_ref().map(|(seed, offset)| [r.save(seed), r.save(offset)]);
+        drop((lse, state));
         r.finish(out, move |t, g| {
             let (Some(g), Some(q), Some(k), Some(v)) = (first(g), sq.unpack(t), sk.unpack(t), sv.unpack(t)) else {
                 return vec![None; 3];
             };
-            let (out, rest) = (so.unpack(t), rest.each_ref().map(|s| s.unpack(t)));
+            let (out, lse) = (so.unpack(t), lse_saved.unpack(t));
+            let state = state_saved.as_ref().map(|s| s.each_ref().map(|s| s.unpack(t)));
             let grads = [&q, &k, &v].map(|x| {
                 let (b, n, s, d) = (x.dim(0), x.dim(1), x.dim(2), x.dim(3));
                 let grad = t.temp(Shape::new(&[b, s, n, d]), x.dtype(), "grad of attention");
@@ -159,7 +162,7 @@ impl Tape {
             drop(delta);
             drop(workspace);
             drop(expanded);
-            drop((out, rest));
+            drop((out, lse, state));
             grads.into()
         })
     }
