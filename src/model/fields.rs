@@ -120,8 +120,17 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Complains unless `value` is a multiple of `by`.
+    /// Whether none of the fields `names` has been complained about: only then do conclusions from them mean anything.
+    #[must_use]
+    pub fn sound(&self, names: &[&str]) -> bool {
+        !self.issues.iter().any(|issue| names.iter().any(|n| issue.field.strip_prefix("config.") == Some(n)))
+    }
+
+    /// Complains unless `value` is a multiple of `by`; not where one of the two is itself wrong.
     pub fn divides(&mut self, name: &str, value: u64, by_field: &str, by: u64) {
+        if !self.sound(&[name, by_field]) {
+            return;
+        }
         if by == 0 || !value.is_multiple_of(by) {
             self.complain(name, IssueKind::NotDivisible { value, by_field: format!("config.{by_field}"), by });
         }

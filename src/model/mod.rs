@@ -72,6 +72,10 @@ fn find_family(config: &Map<String, Value>) -> Result<&'static Family, Vec<Issue
         (None, Some(class)) => {
             Family::ALL.iter().find(|f| f.architecture == class).ok_or_else(|| unknown("config.architectures", class))
         }
+        // What diffusers writes: never a language model.
+        (None, None) if let Some(class) = config.get("_class_name").and_then(Value::as_str) => {
+            Err(unknown("config._class_name", class))
+        }
         (None, None) => Err(vec![Issue::new(
             "config.model_type",
             IssueKind::Missing { expected: "the model's family, such as llama".into() },

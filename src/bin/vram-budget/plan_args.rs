@@ -9,7 +9,7 @@ use vram_budget::machine::{CustomGpu, GpuChoice};
 use vram_budget::model::ModelSource;
 use vram_budget::plan::{Framework, PLAN_VERSION, Plan, Policy, Version};
 use vram_budget::recipe::{
-    Attention, Checkpointing, OptimizerImpl, OptimizerName, Precision, Recipe, SdpaBackend, ZeroGrad,
+    Attention, Checkpointing, Lora, OptimizerImpl, OptimizerName, Precision, Recipe, SdpaBackend, ZeroGrad,
 };
 use vram_budget::units::{Bytes, parse_bytes};
 
@@ -79,6 +79,12 @@ pub(crate) struct PlanArgs {
     /// Micro-batches per optimizer step [default: 1]
     #[arg(long, value_name = "N", help_heading = "Recipe")]
     grad_accum: Option<u64>,
+    /// Trains low-rank adapters of this rank over frozen weights
+    #[arg(long, value_name = "R", help_heading = "Recipe")]
+    lora_rank: Option<u64>,
+    /// Linear layers that get adapters, separated by commas [default: q_proj,v_proj]
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', requires = "lora_rank", help_heading = "Recipe")]
+    lora_targets: Option<Vec<String>>,
     /// Clips gradients to this norm
     #[arg(long, value_name = "NORM", help_heading = "Recipe")]
     clip_grad: Option<f64>,
@@ -203,6 +209,11 @@ impl PlanArgs {
         set(&mut recipe.micro_batch, self.micro_batch);
         set(&mut recipe.seq_len, self.seq_len);
         set(&mut recipe.grad_accum, self.grad_accum);
+        if let Some(r) = self.lora_rank {
+            // peft's own defaults for Llama-class models.
+            let default = || vec!["q_proj".into(), "v_proj".into()];
+            recipe.lora = Some(Lora { r, targets: self.lora_targets.clone().unwrap_or_else(default) });
+        }
         replace(&mut recipe.clip_grad, self.clip_grad);
         recipe.keep_outputs |= self.keep_outputs;
         set(&mut recipe.zero_grad, self.zero_grad);

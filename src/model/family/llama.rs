@@ -88,7 +88,7 @@ fn read(family: &'static str, config: &Map<String, Value>, or: &Defaults) -> Res
         }
     };
     f.divides("num_attention_heads", heads, "num_key_value_heads", kv_heads);
-    if !head.is_multiple_of(2) {
+    if !head.is_multiple_of(2) && f.sound(&["hidden_size", "num_attention_heads", "head_dim"]) {
         f.refuse("head_dim", "rotary embeddings over an odd head size");
     }
     let tied = f.flag("tie_word_embeddings", false);
