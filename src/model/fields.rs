@@ -141,6 +141,69 @@ impl<'a> Fields<'a> {
         self.complain(name, IssueKind::NotModelled { what: what.into() });
     }
 
+    /// How many of `head` dimensions are rotated: the fraction in `rope_parameters` or `rope_scaling`, the top-level
+    /// field `name`, or `default` of them.
+    pub fn rotary_part(&mut self, head: u64, name: &'static str, default: f64) -> u64 {
+        let inner =
+            ["rope_scaling", "rope_parameters"].iter().find_map(|n| self.map.get(*n)?.get("partial_rotary_factor"));
+        let factor = match inner.or_else(|| self.map.get(name)).filter(|v| !v.is_null()) {
+            None => default,
+            Some(value) => match value.as_f64() {
+                Some(f) if f > 0.0 && f <= 1.0 => f,
+                _ => {
+                    let expected = "a number above 0 and up to 1".into();
+                    self.complain(name, IssueKind::NotA { expected, found: shorten(value) });
+                    1.0
+                }
+            },
+        };
+        #[expect(
+            clippy::cast_precision_loss,
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "Python's int(head × factor), of a head size"
+        )]
+        let part = (head as f64 * factor) as u64;
+        if part == 0 || !part.is_multiple_of(2) {
+            self.refuse(name, "rotary embeddings over an odd number of dimensions");
+        }
+        part.max(2)
+    }
+
+    /// Whether the config has the field and not as null, or `default` when the field is absent.
+    #[must_use]
+    pub fn has_or(&self, name: &'static str, default: bool) -> bool {
+        self.map.get(name).map_or(default, |v| !v.is_null())
+    }
+
+    /// For each layer whether it attends within a sliding window: the list of layer kinds, or `default` where there is
+    /// none.
+    pub fn layer_types(&mut self, name: &'static str, layers: u64, default: impl Fn(u64) -> bool) -> Vec<bool> {
+        let by_default = || (0..layers).map(default).collect();
+        match self.map.get(name) {
+            None | Some(Value::Null) => by_default(),
+            Some(Value::Array(kinds)) if kinds.len() as u64 == layers => kinds
+                .iter()
+                .map(|kind| match kind.as_str() {
+                    Some("sliding_attention") => true,
+                    Some("full_attention") => false,
+                    _ => {
+                        self.complain(
+                            name,
+                            IssueKind::NotModelled { what: format!("layers of kind {}", shorten(kind)) },
+                        );
+                        false
+                    }
+                })
+                .collect(),
+            Some(other) => {
+                let expected = format!("a list of {layers} layer kinds");
+                self.complain(name, IssueKind::NotA { expected, found: shorten(other) });
+                by_default()
+            }
+        }
+    }
+
     /// Whether the config has the field, and not as null.
     #[must_use]
     pub fn has(&self, name: &'static str) -> bool {

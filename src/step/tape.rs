@@ -90,6 +90,12 @@ impl Tape {
         self.empty(shape, dtype, Part::Temporary, op)
     }
 
+    /// A buffer of the model, whose memory is counted where the model is built.
+    #[must_use]
+    pub fn buffer(&self, shape: Shape, dtype: Dtype) -> Tensor {
+        Tensor::new(Rc::new(Storage::new(None, self)), shape, dtype)
+    }
+
     /// `n` bytes of scratch.
     #[must_use]
     pub fn scratch(&self, n: u64, op: &'static str) -> Tensor {

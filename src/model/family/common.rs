@@ -1,6 +1,7 @@
 //! Pieces that several families share, in the order of transformers' own code (5.24).
 
 use crate::bill::Part;
+use crate::model::fields::Fields;
 use crate::recipe::{Attention, Checkpointing, Recipe, SdpaBackend};
 use crate::step::ops::SdpaPath;
 use crate::step::shape::{Dim, Shape, Symbol};
@@ -63,6 +64,64 @@ impl Run {
     }
 }
 
+/// The activation of an MLP (transformers' `ACT2FN`), by what it allocates and keeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Activation {
+    /// One kernel that keeps its input: SiLU, GELU.
+    Fused,
+    /// One kernel that keeps its result.
+    Relu,
+    /// GPT-2's tanh formula, operation by operation in Python.
+    GeluNew,
+}
+
+impl Activation {
+    /// Reads the field `name`; refuses what is not modelled.
+    pub(super) fn read(f: &mut Fields<'_>, name: &'static str, default: &str) -> Self {
+        match f.text(name, default).as_str() {
+            "silu" | "swish" | "gelu" | "gelu_pytorch_tanh" => Self::Fused,
+            "relu" => Self::Relu,
+            "gelu_new" => Self::GeluNew,
+            other => {
+                let what = format!("the activation `{other}`");
+                f.refuse(name, what);
+                Self::Fused
+            }
+        }
+    }
+
+    /// Applies it.
+    pub(super) fn apply(self, t: &Tape, x: &Tensor) -> Tensor {
+        match self {
+            Self::Fused => t.activation(x, "activation"),
+            Self::Relu => t.relu(x),
+            Self::GeluNew => gelu_new(t, x),
+        }
+    }
+}
+
+/// `0.5 × x × (1 + tanh(√(2/π) × (x + 0.044715 × x³)))`, as written in Python.
+fn gelu_new(t: &Tape, x: &Tensor) -> Tensor {
+    let half = t.mul_scalar(x);
+    let shifted = {
+        let tanh = {
+            let scaled = {
+                let inner = {
+                    let term = {
+                        let cube = t.pow(x);
+                        t.mul_scalar(&cube)
+                    };
+                    t.add(x, &term)
+                };
+                t.mul_scalar(&inner)
+            };
+            t.tanh(&scaled)
+        };
+        t.add_scalar(&tanh)
+    };
+    t.mul(&half, &shifted)
+}
+
 /// RMSNorm written in Python, as in Llama: the mean square in FP32, the product with the weight in the input's dtype.
 pub(super) fn rms_norm(t: &Tape, x: &Tensor, weight: &Tensor) -> Tensor {
     let dtype = x.dtype();
@@ -85,6 +144,19 @@ pub(super) fn rms_norm(t: &Tape, x: &Tensor, weight: &Tensor) -> Tensor {
     drop(x);
     drop(variance);
     out
+}
+
+/// `down(act(gate(x)) × up(x))`, without biases.
+pub(super) fn gated_mlp(t: &Tape, x: &Tensor, [gate, up, down]: [&Tensor; 3], by: Activation) -> Tensor {
+    let product = {
+        let gate = {
+            let gate = t.linear(x, gate, None);
+            by.apply(t, &gate)
+        };
+        let up = t.linear(x, up, None);
+        t.mul(&gate, &up)
+    };
+    t.linear(&product, down, None)
 }
 
 /// `torch.arange(s) + 0`, unsqueezed: the position ids of a whole sequence.
@@ -139,6 +211,19 @@ pub(super) fn rotate(t: &Tape, x: &Tensor, cos: &Tensor, sin: &Tensor) -> Tensor
     t.add(&direct, &turned)
 }
 
+/// The first `rotary` dimensions of each head, and the rest, as views.
+pub(super) fn rotated_parts(t: &Tape, x: &Tensor, rotary: u64) -> [Tensor; 2] {
+    let d = x.dim(3);
+    let rotated = t.slice(x, 3, Dim::plain(rotary));
+    let pass = t.slice(x, 3, Dim::plain(d.n - rotary));
+    [rotated, pass]
+}
+
+/// [`rotate`] of the part that is rotated.
+pub(super) fn rotate_part(t: &Tape, [x, _]: &[Tensor; 2], cos: &Tensor, sin: &Tensor) -> Tensor {
+    rotate(t, x, cos, sin)
+}
+
 /// `repeat_kv`: each key or value head repeated for its query heads, as a copy; nothing when there is one each.
 fn repeat_kv(t: &Tape, x: &Tensor, heads: Dim) -> Tensor {
     let groups = heads.n / x.dim(1).n.max(1);
@@ -156,16 +241,43 @@ fn repeat_kv(t: &Tape, x: &Tensor, heads: Dim) -> Tensor {
 /// a tensor.
 pub(super) fn attend(
     run: &Run,
-    (q, k, v): (&Tensor, &Tensor, &Tensor),
+    qkv: (&Tensor, &Tensor, &Tensor),
     mask: Option<&Tensor>,
     dropout: f64,
     width: Dim,
+) -> (Tensor, Option<Tensor>) {
+    attend_by(run, qkv, &Attend { mask, dropout, width, softcap: false })
+}
+
+/// What else attention does.
+pub(super) struct Attend<'a> {
+    /// Additive under eager attention, boolean under `sdpa`.
+    pub(super) mask: Option<&'a Tensor>,
+    pub(super) dropout: f64,
+    /// The output's last dimension, heads × head size of the values.
+    pub(super) width: Dim,
+    /// Scores go through `cap × tanh(scores ÷ cap)` (eager only).
+    pub(super) softcap: bool,
+}
+
+/// [`attend`] with everything said.
+pub(super) fn attend_by(
+    run: &Run,
+    (q, k, v): (&Tensor, &Tensor, &Tensor),
+    with: &Attend<'_>,
 ) -> (Tensor, Option<Tensor>) {
     let t = &run.tape;
     let (b, a, s) = (q.dim(0), q.dim(1), q.dim(2));
     let (out, probabilities) = match run.attention {
         AttentionPlan::Sdpa(forced) => {
-            let out = t.sdpa(q, k, v, dropout, forced);
+            let out = match with.mask {
+                None if v.dim(3).n <= MAX_GROUPED_HEAD => t.sdpa(q, k, v, with.dropout, forced),
+                mask => {
+                    let k = repeat_kv(t, k, a);
+                    let v = repeat_kv(t, v, a);
+                    t.sdpa_masked(q, &k, &v, mask, with.dropout, forced)
+                }
+            };
             let out = t.transpose(&out, 1, 2);
             (t.contiguous(&out), None)
         }
@@ -177,20 +289,36 @@ pub(super) fn attend(
                 let raw = t.matmul4(q, &kt);
                 t.mul_scalar(&raw)
             };
-            if let Some(mask) = mask {
+            if with.softcap {
+                weights = softcap(t, weights);
+            }
+            if let Some(mask) = with.mask {
                 weights = t.add(&weights, mask);
             }
             weights = {
                 let softmax = t.softmax_f32(&weights);
                 t.to(&softmax, q.dtype())
             };
-            weights = t.dropout(&weights, dropout);
+            weights = t.dropout(&weights, with.dropout);
             let out = t.matmul4(&weights, &v);
             let out = t.transpose(&out, 1, 2);
             (t.contiguous(&out), Some(weights))
         }
     };
-    (t.reshape(&out, &[b, s, width]), probabilities)
+    (t.reshape(&out, &[b, s, with.width]), probabilities)
+}
+
+/// The largest head for which transformers leaves grouped keys and values to `sdpa` (`use_gqa_in_sdpa`).
+const MAX_GROUPED_HEAD: u64 = 256;
+
+/// `cap × tanh(x ÷ cap)`.
+pub(super) fn softcap(t: &Tape, x: Tensor) -> Tensor {
+    let tanh = {
+        let scaled = t.mul_scalar(&x);
+        drop(x);
+        t.tanh(&scaled)
+    };
+    t.mul_scalar(&tanh)
 }
 
 /// The additive causal mask of eager attention, [b, 1, s, s] expanded to what broadcasts, in the hidden states' dtype
@@ -199,6 +327,32 @@ pub(super) fn eager_mask(run: &Run, dtype: Dtype, window: bool) -> Option<Tensor
     if run.attention != AttentionPlan::Eager {
         return None;
     }
+    let t = &run.tape;
+    let allowed = allowed(run, window);
+    let zero = t.scalar(dtype, "mask");
+    let least = t.scalar(dtype, "mask");
+    let square = [run.batch, Dim::plain(1), run.seq, run.seq];
+    let mask = t.temp(Shape::new(&square), dtype, "causal mask");
+    drop(least);
+    drop(zero);
+    drop(allowed);
+    Some(mask)
+}
+
+/// The mask of layers that attend within `window` tokens. Under `sdpa` a boolean one, when the sequence is at least as
+/// long as the window (`sdpa_mask` and `_ignore_causal_mask_sdpa`, transformers 5.24); none otherwise.
+pub(super) fn window_mask(run: &Run, dtype: Dtype, window: u64) -> Option<Tensor> {
+    match run.attention {
+        AttentionPlan::Eager => eager_mask(run, dtype, true),
+        AttentionPlan::Sdpa(_) => (run.seq.n >= window).then(|| {
+            let allowed = allowed(run, true);
+            allowed.alias(allowed.shape().expanded(0, run.batch))
+        }),
+    }
+}
+
+/// Which keys a query may see, [1, 1, s, s]: those before it and, with a window, near it.
+fn allowed(run: &Run, window: bool) -> Tensor {
     let t = &run.tape;
     let line = |n: Dim| Shape::new(&[n]);
     let batch = t.temp(line(run.batch), Dtype::I64, "mask positions");
@@ -223,17 +377,12 @@ pub(super) fn eager_mask(run: &Run, dtype: Dtype, window: bool) -> Option<Tensor
         drop(unit);
         let causal = t.temp(square, Dtype::Bool, "mask");
         let all = t.temp(square, Dtype::Bool, "mask");
-        drop((both, causal));
+        drop(causal);
+        drop(both);
         all
     } else {
         t.temp(square, Dtype::Bool, "mask")
     };
     drop((batch, head, queries, keys));
-    let zero = t.scalar(dtype, "mask");
-    let least = t.scalar(dtype, "mask");
-    let mask = t.temp(Shape::new(&[run.batch, one, run.seq, run.seq]), dtype, "causal mask");
-    drop(least);
-    drop(zero);
-    drop(allowed);
-    Some(mask)
+    allowed
 }

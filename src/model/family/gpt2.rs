@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 use crate::bill::Instant;
 use crate::issue::{Issue, IssueKind};
-use crate::model::family::common::{AttentionPlan, Run, eager_mask, position_ids};
+use crate::model::family::common::{Activation, AttentionPlan, Run, eager_mask, position_ids};
 use crate::model::family::{Built, Dimensions, Model, Parameter, Parameters, matrix, vector};
 use crate::model::fields::{Fields, MAX_DIMENSION, MAX_HEADS, MAX_LAYERS};
 use crate::recipe::Recipe;
@@ -30,14 +30,6 @@ struct Gpt2 {
     activation: Activation,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Activation {
-    /// The tanh formula, operation by operation in Python.
-    GeluNew,
-    /// One kernel.
-    Fused,
-}
-
 /// `GPT2Config`.
 pub(super) fn read(config: &Map<String, Value>) -> Result<Box<dyn Model>, Vec<Issue>> {
     let mut f = Fields::new(config);
@@ -48,15 +40,7 @@ pub(super) fn read(config: &Map<String, Value>) -> Result<Box<dyn Model>, Vec<Is
     let positions = f.optional(&["n_positions", "max_position_embeddings"], 1024, MAX_DIMENSION);
     let mlp = f.nullable("n_inner", None, MAX_DIMENSION).unwrap_or(4 * hidden);
     f.divides("n_embd", hidden, "n_head", heads);
-    let activation = match f.text("activation_function", "gelu_new").as_str() {
-        "gelu_new" => Activation::GeluNew,
-        "gelu" | "relu" | "silu" | "gelu_pytorch_tanh" => Activation::Fused,
-        other => {
-            let what = format!("the activation `{other}`");
-            f.refuse("activation_function", what);
-            Activation::Fused
-        }
-    };
+    let activation = Activation::read(&mut f, "activation_function", "gelu_new");
     for (name, what) in [
         ("add_cross_attention", "cross-attention in GPT-2"),
         ("reorder_and_upcast_attn", "reordered and upcast attention"),
@@ -315,10 +299,7 @@ impl Call {
     fn mlp(&self, x: &Tensor) -> Tensor {
         let (t, w) = (&self.run.tape, &self.layer.0);
         let mut hidden = t.conv1d(x, &w[8], &w[9]);
-        hidden = match self.plan.activation {
-            Activation::GeluNew => gelu_new(t, &hidden),
-            Activation::Fused => t.activation(&hidden, "activation"),
-        };
+        hidden = self.plan.activation.apply(t, &hidden);
         hidden = t.conv1d(&hidden, &w[10], &w[11]);
         t.dropout(&hidden, self.plan.residual_dropout)
     }
@@ -369,26 +350,4 @@ impl Call {
         let out = t.matmul4(&weights, v);
         (t.transpose(&out, 1, 2), weights)
     }
-}
-
-/// `0.5 × x × (1 + tanh(√(2/π) × (x + 0.044715 × x³)))`, as written in Python.
-fn gelu_new(t: &Tape, x: &Tensor) -> Tensor {
-    let half = t.mul_scalar(x);
-    let shifted = {
-        let tanh = {
-            let scaled = {
-                let inner = {
-                    let term = {
-                        let cube = t.pow(x);
-                        t.mul_scalar(&cube)
-                    };
-                    t.add(x, &term)
-                };
-                t.mul_scalar(&inner)
-            };
-            t.tanh(&scaled)
-        };
-        t.add_scalar(&tanh)
-    };
-    t.mul(&half, &shifted)
 }

@@ -5,11 +5,13 @@ use std::rc::Rc;
 
 use serde_json::{Map, Value};
 
-use crate::issue::{Issue, IssueKind};
-use crate::model::family::common::{Run, attend, eager_mask, position_ids, rms_norm, rotary_tables, rotate};
+use crate::issue::Issue;
+use crate::model::family::common::{
+    Activation, Run, attend, eager_mask, position_ids, rms_norm, rotary_tables, rotate, window_mask,
+};
 use crate::model::family::{Built, Dimensions, Model, Parameter, Parameters, matrix, vector};
 use crate::model::fields::{Fields, MAX_DIMENSION, MAX_HEADS, MAX_LAYERS};
-use crate::recipe::{Attention, Recipe};
+use crate::recipe::Recipe;
 use crate::step::checkpoint::checkpointed;
 use crate::step::shape::{Dim, Shape, Symbol};
 use crate::step::tape::Tape;
@@ -33,8 +35,20 @@ struct Decoder {
     mlp_bias: bool,
     /// RMSNorm over each query and key head (Qwen3).
     qk_norm: bool,
+    activation: Activation,
     attention_dropout: f64,
-    window: Option<u64>,
+    windows: Windows,
+}
+
+/// Which layers attend within a window of tokens alone.
+#[derive(Clone, Debug, PartialEq)]
+enum Windows {
+    /// None.
+    None,
+    /// All (Mistral).
+    All(u64),
+    /// Those marked; there is a mask of either kind (Qwen).
+    Some(u64, Vec<bool>),
 }
 
 /// Defaults that transformers applies to absent fields, where the families differ.
@@ -99,19 +113,14 @@ fn read(family: &'static str, config: &Map<String, Value>, or: &Defaults) -> Res
     let out_bias = or.qkv_bias.is_none() && bias;
     let mlp_bias = family == "llama" && f.flag("mlp_bias", false);
     let attention_dropout = f.probability("attention_dropout", 0.0);
-    let act = f.text("hidden_act", "silu");
-    if !matches!(act.as_str(), "silu" | "swish" | "gelu" | "gelu_pytorch_tanh" | "relu") {
-        f.refuse("hidden_act", format!("the activation `{act}`"));
-    }
+    let activation = Activation::read(&mut f, "hidden_act", "silu");
     if f.has("quantization_config") {
         f.refuse("quantization_config", "training over quantised weights");
     }
-    let window = match family {
-        "mistral" => f.nullable("sliding_window", or.window, MAX_DIMENSION),
-        "qwen2" | "qwen3" if f.flag("use_sliding_window", false) => {
-            f.nullable("sliding_window", Some(4096), MAX_DIMENSION)
-        }
-        _ => None,
+    let windows = match family {
+        "mistral" => f.nullable("sliding_window", or.window, MAX_DIMENSION).map_or(Windows::None, Windows::All),
+        "qwen2" | "qwen3" => read_windows(&mut f, layers),
+        _ => Windows::None,
     };
     let decoder = Decoder {
         family,
@@ -127,10 +136,27 @@ fn read(family: &'static str, config: &Map<String, Value>, or: &Defaults) -> Res
         out_bias,
         mlp_bias,
         qk_norm: or.qk_norm,
+        activation,
         attention_dropout,
-        window,
+        windows,
     };
     f.finish(Box::new(decoder) as Box<dyn Model>)
+}
+
+/// Qwen's: with `use_sliding_window`, layers from `max_window_layers` on, unless `layer_types` lists them.
+fn read_windows(f: &mut Fields<'_>, layers: u64) -> Windows {
+    let used = f.flag("use_sliding_window", false);
+    let window = f.nullable("sliding_window", Some(4096), MAX_DIMENSION).filter(|_| used);
+    let from = f.optional(&["max_window_layers"], 28, MAX_LAYERS);
+    let sliding = f.layer_types("layer_types", layers, |i| window.is_some() && i >= from);
+    match window {
+        Some(window) if sliding.contains(&true) => Windows::Some(window, sliding),
+        None if sliding.contains(&true) => {
+            f.refuse("layer_types", "layers with a sliding window whose length is not given");
+            Windows::None
+        }
+        _ => Windows::None,
+    }
 }
 
 impl Decoder {
@@ -267,17 +293,8 @@ impl Model for Decoder {
         None
     }
 
-    fn refusals(&self, recipe: &Recipe) -> Vec<Issue> {
-        let mut issues = Vec::new();
-        let sdpa = recipe.attention.unwrap_or(Attention::Sdpa) == Attention::Sdpa;
-        if let Some(window) = self.window
-            && sdpa
-            && recipe.seq_len > window
-        {
-            let what = format!("sdpa attention over a sliding window of {window} tokens in sequences longer than it");
-            issues.push(Issue::new("recipe.seq_len", IssueKind::NotModelled { what }));
-        }
-        issues
+    fn refusals(&self, _: &Recipe) -> Vec<Issue> {
+        Vec::new()
     }
 
     fn symbols(&self, recipe: &Recipe) -> Vec<(&'static str, u64)> {
@@ -301,7 +318,15 @@ impl Model for Decoder {
     }
 
     fn with_layers(&self, layers: u64) -> Option<Box<dyn Model>> {
-        Some(Box::new(Self { layers, ..self.clone() }))
+        let mut short = Self { layers, ..self.clone() };
+        if let Windows::Some(_, sliding) = &mut short.windows {
+            // Under `sdpa` the two kinds take different backends.
+            if sliding.contains(&false) {
+                return None;
+            }
+            sliding.truncate(usize::try_from(layers).ok()?);
+        }
+        Some(Box::new(short))
     }
 
     fn build(&self, tape: &Tape, dtype: Dtype) -> Box<dyn Built> {
@@ -357,18 +382,24 @@ impl BuiltDecoder {
         let t = &run.tape;
         let embedded = t.scope("embedding", || t.embedding(ids, &self.embed));
         let positions = t.scope("rotary", || position_ids(run));
-        let mask = t.scope("mask", || eager_mask(run, embedded.dtype(), self.plan.window.is_some()));
+        let dtype = embedded.dtype();
+        let [mask, near] = t.scope("mask", || match &self.plan.windows {
+            Windows::None => [eager_mask(run, dtype, false), None],
+            Windows::All(window) => [window_mask(run, dtype, *window), None],
+            Windows::Some(window, _) => [eager_mask(run, dtype, false), window_mask(run, dtype, *window)],
+        });
         let mut hidden = embedded.clone();
         let (cos, sin) = t.scope("rotary", || rotary_tables(run, self.plan.d(), hidden.dtype()));
         for (i, layer) in (1u32..).zip(&self.layers) {
             t.set_layer(i);
+            let sliding = matches!(&self.plan.windows, Windows::Some(_, all) if all.get(i as usize - 1) == Some(&true));
             let call = Call {
                 plan: self.plan.clone(),
                 layer: layer.clone(),
                 run: run.clone(),
                 cos: cos.clone(),
                 sin: sin.clone(),
-                mask: mask.clone(),
+                mask: if sliding { &near } else { &mask }.clone(),
                 _positions: positions.clone(),
             };
             hidden =
@@ -378,7 +409,7 @@ impl BuiltDecoder {
         let out = t.scope("final norm", || rms_norm(t, &hidden, &self.norm));
         drop(hidden);
         drop((cos, sin));
-        drop(mask);
+        drop((mask, near));
         drop(positions);
         drop(embedded);
         out
@@ -423,7 +454,7 @@ impl Call {
         let product = {
             let gate = {
                 let gate = w.linear(t, x, 10);
-                t.activation(&gate, "activation")
+                self.plan.activation.apply(t, &gate)
             };
             let up = w.linear(t, x, 12);
             t.mul(&gate, &up)

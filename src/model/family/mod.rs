@@ -2,7 +2,9 @@
 //! of transformers' own code. Nothing about a family lives in the walk.
 
 mod common;
+mod gemma;
 mod gpt2;
+mod gpt_neox;
 mod llama;
 
 use core::fmt::Debug;
@@ -102,6 +104,10 @@ impl Family {
         Self { model_type: "mistral", architecture: "MistralForCausalLM", read: llama::read_mistral },
         Self { model_type: "qwen2", architecture: "Qwen2ForCausalLM", read: llama::read_qwen2 },
         Self { model_type: "qwen3", architecture: "Qwen3ForCausalLM", read: llama::read_qwen3 },
+        Self { model_type: "gemma", architecture: "GemmaForCausalLM", read: gemma::read_gemma },
+        Self { model_type: "gemma2", architecture: "Gemma2ForCausalLM", read: gemma::read_gemma2 },
+        Self { model_type: "gemma3_text", architecture: "Gemma3ForCausalLM", read: gemma::read_gemma3 },
+        Self { model_type: "gpt_neox", architecture: "GPTNeoXForCausalLM", read: gpt_neox::read },
         Self { model_type: "gpt2", architecture: "GPT2LMHeadModel", read: gpt2::read },
     ];
 

@@ -51,15 +51,54 @@ impl Tape {
     /// `scaled_dot_product_attention` of q [b, a, s, d] over k, v [b, g, s, d], causal or not.
     #[must_use]
     pub fn sdpa(&self, q: &Tensor, k: &Tensor, v: &Tensor, dropout: f64, forced: Option<SdpaPath>) -> Tensor {
+        self.sdpa_masked(q, k, v, None, dropout, forced)
+    }
+
+    /// [`Tape::sdpa`] under an explicit boolean mask [b, 1, s, s], if there is one.
+    #[must_use]
+    pub fn sdpa_masked(
+        &self,
+        q: &Tensor,
+        k: &Tensor,
+        v: &Tensor,
+        mask: Option<&Tensor>,
+        dropout: f64,
+        forced: Option<SdpaPath>,
+    ) -> Tensor {
         let v = &self.autocast_lower(v);
         let k = &self.autocast_lower(k);
         let q = &self.autocast_lower(q);
-        let shape = AttentionShape { dtype: q.dtype(), head: q.dim(3).n, mask: false, dropout: dropout > 0.0 };
+        let mask = mask.map(|mask| self.additive_mask(mask, q.dtype()));
+        let shape = AttentionShape {
+            dtype: q.dtype(),
+            head: q.dim(3).n.max(v.dim(3).n),
+            mask: mask.is_some(),
+            dropout: dropout > 0.0,
+        };
         match forced.unwrap_or_else(|| SdpaPath::choose(self.device(), shape)) {
             SdpaPath::Flash => self.flash(q, k, v, dropout),
-            SdpaPath::Efficient => self.efficient(q, k, v, dropout),
-            SdpaPath::Cudnn => self.cudnn(q, k, v),
+            SdpaPath::Efficient => self.efficient(q, k, v, mask.as_ref(), dropout),
+            SdpaPath::Cudnn => self.cudnn(q, k, v, mask.as_ref()),
         }
+    }
+
+    /// A boolean mask as `sdpa` adds it to the scores: 0 or −∞ in the query's dtype, its rows padded to a multiple of
+    /// eight (`convert_boolean_attn_mask`, `preprocess_mask` in ATen/native/transformers/attention.cpp).
+    fn additive_mask(&self, mask: &Tensor, dtype: Dtype) -> Tensor {
+        const ALIGNMENT: u64 = 8;
+        let zero = self.scalar(dtype, "attention bias");
+        let least = self.scalar(dtype, "attention bias");
+        let bias = self.temp(mask.shape().contiguous(), dtype, "attention bias");
+        drop(least);
+        drop(zero);
+        let last = bias.shape().rank() - 1;
+        let keys = bias.dim(last);
+        if keys.n.is_multiple_of(ALIGNMENT) {
+            return bias;
+        }
+        let padded = bias.shape().narrowed(last, Dim::plain(keys.n.next_multiple_of(ALIGNMENT))).contiguous();
+        let padded = self.temp(padded, dtype, "attention bias");
+        padded.alias(padded.shape().narrowed(last, keys))
     }
 
     /// Flash: keeps q, k, v, the output, log-sum-exp and the generator's state.
@@ -90,10 +129,16 @@ impl Tape {
         let rest = [r.save(&lse), r.save(&seed), r.save(&offset)];
         drop((lse, seed, offset));
         r.finish(out, move |t, g| {
-            let (Some(_), Some(q), Some(k), Some(v)) = (first(g), sq.unpack(t), sk.unpack(t), sv.unpack(t)) else {
+            let (Some(g), Some(q), Some(k), Some(v)) = (first(g), sq.unpack(t), sk.unpack(t), sv.unpack(t)) else {
                 return vec![None; 3];
             };
             let kept = (so.unpack(t), rest.each_ref().map(|s| s.unpack(t)));
+            // The kernel wants the gradient and the output as [b, s, a, d].
+            let rows = |x: &Tensor| {
+                let seen = x.shape().transposed(1, 2);
+                (!seen.is_contiguous()).then(|| t.temp(seen.contiguous(), x.dtype(), "contiguous copy"))
+            };
+            let copies = (rows(g), kept.0.as_ref().and_then(rows));
             let grads = [&q, &k, &v].map(|x| Some(t.temp(x.shape().like(), x.dtype(), "grad of attention")));
             let rows = Dim::plain(s.n.next_multiple_of(128));
             let head = Dim::plain(rounded_head(d.n));
@@ -106,6 +151,7 @@ impl Tape {
             drop(expanded);
             drop(dq);
             drop(softmax_d);
+            drop(copies);
             drop(kept);
             grads.into()
         })
@@ -113,9 +159,10 @@ impl Tape {
 
     /// Memory-efficient: as flash, log-sum-exp padded to 32 rows. The generator's state is on the device only where nothing
     /// is dropped (a pair of zeros).
-    fn efficient(&self, q: &Tensor, k: &Tensor, v: &Tensor, dropout: f64) -> Tensor {
+    fn efficient(&self, q: &Tensor, k: &Tensor, v: &Tensor, bias: Option<&Tensor>, dropout: f64) -> Tensor {
         let r = Recorder::begin(self, &[q, k, v]);
         let (sq, sk, sv) = (r.save(q), r.save(k), r.save(v));
+        let sb = bias.map(|bias| r.save(bias));
         let (b, a, s, d) = (q.dim(0), q.dim(1), q.dim(2), q.dim(3));
         let state = (dropout <= 0.0).then(|| (self.scratch(8, "generator state"), self.scratch(8, "generator offset")));
         // Laid out [b, s, a, d], seen as [b, a, s, d].
@@ -135,6 +182,7 @@ impl Tape {
             let (Some(g), Some(q), Some(k), Some(v)) = (first(g), sq.unpack(t), sk.unpack(t), sv.unpack(t)) else {
                 return vec![None; 3];
             };
+            let bias = sb.as_ref().map(|s| s.unpack(t));
             let (out, lse) = (so.unpack(t), lse_saved.unpack(t));
             let state = state_saved.as_ref().map(|s| s.each_ref().map(|s| s.unpack(t)));
             let grads = [&q, &k, &v].map(|x| {
@@ -162,15 +210,16 @@ impl Tape {
             drop(delta);
             drop(workspace);
             drop(expanded);
-            drop((out, lse, state));
+            drop((bias, out, lse, state));
             grads.into()
         })
     }
 
     /// cuDNN: as flash; its backward's own workspace is what the frontend asks for, an FP32 query gradient and row sums.
-    fn cudnn(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Tensor {
+    fn cudnn(&self, q: &Tensor, k: &Tensor, v: &Tensor, bias: Option<&Tensor>) -> Tensor {
         let r = Recorder::begin(self, &[q, k, v]);
         let (sq, sk, sv) = (r.save(q), r.save(k), r.save(v));
+        let sb = bias.map(|bias| r.save(bias));
         let (b, a, s, d) = (q.dim(0), q.dim(1), q.dim(2), q.dim(3));
         let (seed, offset) = (self.scratch(8, "generator state"), self.scratch(8, "generator offset"));
         let out = self.temp(q.shape().like(), q.dtype(), "attention output");
@@ -182,12 +231,13 @@ impl Tape {
             let (Some(_), Some(q), Some(k), Some(v)) = (first(g), sq.unpack(t), sk.unpack(t), sv.unpack(t)) else {
                 return vec![None; 3];
             };
+            let bias = sb.as_ref().map(|s| s.unpack(t));
             let kept = (so.unpack(t), rest.each_ref().map(|s| s.unpack(t)));
             let grads = [&q, &k, &v].map(|x| Some(t.temp(x.shape().like(), x.dtype(), "grad of attention")));
             let per_row = Dim::plain(4 * d.n + 4);
             let workspace = t.temp(Shape::new(&[b, a, s, per_row]), Dtype::U8, "attention workspace");
             drop(workspace);
-            drop(kept);
+            drop((bias, kept));
             grads.into()
         })
     }

@@ -194,6 +194,18 @@ impl Tape {
         })
     }
 
+    /// `relu(x)`: saves its result.
+    #[must_use]
+    pub fn relu(&self, x: &Tensor) -> Tensor {
+        let r = Recorder::begin(self, &[x]);
+        let out = self.elementwise(&[x], x.dtype(), "activation");
+        let s = r.save(&out);
+        r.finish(out, move |t, g| {
+            let (Some(g), Some(y)) = (first(g), s.unpack(t)) else { return vec![None] };
+            vec![Some(t.elementwise(&[g, &y], g.dtype(), "grad of activation"))]
+        })
+    }
+
     /// `tanh(x)`: saves its result.
     #[must_use]
     pub fn tanh(&self, x: &Tensor) -> Tensor {

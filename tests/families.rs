@@ -1,0 +1,82 @@
+//! The families that the first table of measured steps does not have, against steps of their own; and the repetition of
+//! a layer against all layers written out.
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_precision_loss)]
+
+use std::fs;
+use std::path::Path;
+
+use vram_budget::allocator::Config;
+use vram_budget::estimate::{Job, estimate};
+use vram_budget::measure::{Case, Figure, ReadingName};
+use vram_budget::model::ModelSource;
+use vram_budget::step::replay::replay;
+use vram_budget::step::train::{Steps, walk, walk_literally};
+
+fn lines(wanted: impl Fn(&str) -> bool) -> Vec<Case> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/training-steps");
+    let mut names: Vec<String> =
+        fs::read_dir(&folder).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names.retain(|name| wanted(name));
+    let read = |name: &String| fs::read_to_string(folder.join(name)).unwrap();
+    names.iter().map(read).flat_map(|text| text.lines().map(|l| Case::read(l).unwrap()).collect::<Vec<_>>()).collect()
+}
+
+#[test]
+fn further_families_are_predicted() {
+    let mut wrong = Vec::new();
+    for case in lines(|name| name.starts_with("further-")) {
+        let Ok(plan) = &case.plan else { panic!("{}: {:?}", case.id, case.plan) };
+        let readings = estimate(plan).unwrap().readings.unwrap();
+        for (name, ours, most) in [
+            (ReadingName::MaxAllocated, readings.max_allocated, 0.003),
+            (ReadingName::MaxReserved, readings.max_reserved, 0.015),
+        ] {
+            let Figure::Bytes(measured) = case.readings.iter().find(|r| r.name == name).unwrap().figure else {
+                panic!("{} has bytes", case.id)
+            };
+            let off = (ours.as_f64() - measured as f64) / measured as f64;
+            if off.abs() > most {
+                wrong.push(format!("{} {name:?} {:+.2} %", case.id, 100.0 * off));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{} figures:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+#[test]
+fn repeating_a_layer_tells_the_same_as_writing_all_out() {
+    const DEEP: u64 = 7;
+    let mut seen: Vec<(String, Option<_>, Option<_>)> = Vec::new();
+    for case in lines(|name| name == "cases.jsonl" || name.starts_with("further-")) {
+        let Ok(mut plan) = case.plan else { continue };
+        let kind = (case.family, plan.recipe.attention, plan.recipe.precision);
+        if seen.contains(&kind) {
+            continue;
+        }
+        plan.recipe.micro_batch = 1;
+        plan.recipe.seq_len = plan.recipe.seq_len.min(128);
+        plan.recipe.lora = None;
+        let ModelSource::Config(config) = &mut plan.model else { panic!("a case has a config") };
+        for name in ["num_hidden_layers", "n_layer"] {
+            if config.contains_key(name) {
+                config.insert(name.into(), DEEP.into());
+            }
+        }
+        config.remove("layer_types");
+        let Ok(job) = Job::of(&plan) else { continue };
+        seen.push(kind);
+        let precision = plan.recipe.precision.unwrap_or(vram_budget::recipe::Precision::AmpBf16);
+        let model = job.model.as_ref();
+        let steps = Steps::FirstAndSteady;
+        let config = Config { alloc_conf: job.alloc_conf.clone(), ..Config::new(plan.framework.pytorch) };
+        let short = walk(model, &plan.recipe, precision, job.device, &plan.framework, steps).unwrap();
+        let long = walk_literally(model, &plan.recipe, precision, job.device, &plan.framework, steps).unwrap();
+        let figures = |w| {
+            let r = replay(w, &config).unwrap();
+            (r.max_requested, r.max_allocated, r.max_reserved, r.optimizer_state)
+        };
+        assert_eq!(figures(&short), figures(&long), "{:?}", seen.last());
+    }
+    assert!(seen.len() > 20, "{}", seen.len());
+}
