@@ -81,6 +81,29 @@ impl<'a> Fields<'a> {
         }
     }
 
+    /// As [`Fields::optional`] for a single name, from 0 on.
+    pub fn optional_from_zero(&mut self, name: &'static str, default: u64, max: u64) -> u64 {
+        match self.map.get(name) {
+            Some(value) if value.as_u64() == Some(0) => 0,
+            _ => self.optional(&[name], default, max),
+        }
+    }
+
+    /// One size or two of them, rows and columns, or the default when absent or null.
+    pub fn pair(&mut self, name: &'static str, default: u64, max: u64) -> [u64; 2] {
+        match self.map.get(name) {
+            Some(Value::Array(both)) if both.len() == 2 => {
+                [&both[0], &both[1]].map(|value| self.whole(name, value, max))
+            }
+            Some(Value::Array(other)) => {
+                let expected = "one size or two".into();
+                self.complain(name, IssueKind::NotA { expected, found: format!("{} of them", other.len()) });
+                [default; 2]
+            }
+            _ => [self.optional(&[name], default, max); 2],
+        }
+    }
+
     /// A boolean, or the default when absent or null.
     pub fn flag(&mut self, name: &'static str, default: bool) -> bool {
         match self.map.get(name) {
@@ -118,6 +141,20 @@ impl<'a> Fields<'a> {
                 default.into()
             }
         }
+    }
+
+    /// How many labels a classifier has: `num_labels`, else as many as `id2label` names, else two, as
+    /// `PreTrainedConfig` has it.
+    pub fn labels(&mut self) -> u64 {
+        let named = self.map.get("id2label").and_then(Value::as_object).map_or(2, |names| names.len() as u64);
+        let labels = self.optional(&["num_labels"], named, MAX_DIMENSION);
+        if labels == 1 {
+            self.refuse("num_labels", "regression on one label");
+        }
+        if !matches!(self.text("problem_type", "single_label_classification").as_str(), "single_label_classification") {
+            self.refuse("problem_type", "a loss other than single-label classification");
+        }
+        labels
     }
 
     /// Whether none of the fields `names` has been complained about: only then do conclusions from them mean anything.

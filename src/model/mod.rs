@@ -60,14 +60,13 @@ fn find_family(config: &Map<String, Value>) -> Result<&'static Family, Vec<Issue
     };
     match (model_type, class) {
         (Some(name), class) => {
-            let family = Family::ALL
-                .iter()
-                .find(|f| f.model_type == name)
-                .ok_or_else(|| unknown("config.model_type", class.unwrap_or(name)))?;
-            match class {
-                Some(class) if class != family.architecture => Err(unknown("config.architectures", class)),
-                _ => Ok(family),
+            let mut of_type = Family::ALL.iter().filter(|f| f.model_type == name).peekable();
+            if of_type.peek().is_none() {
+                return Err(unknown("config.model_type", class.unwrap_or(name)));
             }
+            of_type
+                .find(|f| class.is_none_or(|class| class == f.architecture))
+                .ok_or_else(|| unknown("config.architectures", class.unwrap_or(name)))
         }
         (None, Some(class)) => {
             Family::ALL.iter().find(|f| f.architecture == class).ok_or_else(|| unknown("config.architectures", class))

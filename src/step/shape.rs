@@ -37,8 +37,8 @@ pub enum Symbol {
 }
 
 impl Symbol {
-    const ALL: [Self; 11] =
-        [Self::B, Self::S, Self::H, Self::F, Self::A, Self::G, Self::D, Self::Q, Self::K, Self::V, Self::P];
+    const ALL: [Self; 12] =
+        [Self::B, Self::S, Self::H, Self::F, Self::A, Self::G, Self::D, Self::Q, Self::K, Self::V, Self::P, Self::T];
 
     /// The letter in formulas.
     #[must_use]
@@ -236,6 +236,16 @@ impl Shape {
     #[must_use]
     pub fn narrowed(mut self, i: usize, dim: Dim) -> Self {
         self.dims[i] = dim;
+        self
+    }
+
+    /// Dimension `i` gone, one element of it kept: a view.
+    #[must_use]
+    pub fn selected(mut self, i: usize) -> Self {
+        self.dims[i..].rotate_left(1);
+        self.strides[i..].rotate_left(1);
+        (self.dims[MAX_RANK - 1], self.strides[MAX_RANK - 1]) = (Dim::plain(1), 1);
+        self.rank -= 1;
         self
     }
 

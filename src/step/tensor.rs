@@ -17,6 +17,8 @@ pub enum Dtype {
     Bool,
     /// Bytes.
     U8,
+    /// 32-bit integers.
+    I32,
     /// 64-bit integers: token ids and labels.
     I64,
     /// IEEE half precision.
@@ -34,7 +36,7 @@ impl Dtype {
         match self {
             Self::Bool | Self::U8 => 1,
             Self::F16 | Self::Bf16 => 2,
-            Self::F32 => 4,
+            Self::F32 | Self::I32 => 4,
             Self::I64 => 8,
         }
     }

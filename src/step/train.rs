@@ -334,7 +334,7 @@ impl<'a> Loop<'a> {
         } else {
             loss
         };
-        let seed = t.scalar(Dtype::F32, "seed gradient");
+        let seed = t.scalar(scaled.dtype(), "seed gradient");
         backward(t, &scaled, seed.clone());
         t.set_layer(0);
         drop(seed);
@@ -356,14 +356,27 @@ impl<'a> Loop<'a> {
         drop(found);
     }
 
-    /// `GradScaler.unscale_`: gradients are divided in place; what it found lives until `update`.
+    /// `GradScaler.unscale_`: gradients are divided in place; what it found lives until `update`. The inverse is taken
+    /// in FP64; the device's copies of both scalars are copies even of the same device.
     fn unscale(&self) -> Tensor {
         let t = self.tape;
-        let inverse = t.scalar(Dtype::F32, "inverse scale");
+        let inverse = {
+            let reciprocal = {
+                let scale = t.scratch(8, "inverse scale");
+                let reciprocal = t.scratch(8, "inverse scale");
+                drop(scale);
+                reciprocal
+            };
+            let inverse = t.scalar(Dtype::F32, "inverse scale");
+            drop(reciprocal);
+            inverse
+        };
         let found = t.scalar(Dtype::F32, "found inf");
         let kept = t.scalar(Dtype::F32, "found inf");
-        drop(found);
+        let inverse_here = t.scalar(Dtype::F32, "inverse scale");
+        drop(inverse_here);
         drop(inverse);
+        drop(found);
         kept
     }
 

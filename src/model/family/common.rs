@@ -386,3 +386,34 @@ fn allowed(run: &Run, window: bool) -> Tensor {
     drop((batch, head, queries, keys));
     allowed
 }
+
+/// Attention of every token over every token, as the encoders of transformers 5.24 write it: no mask, the softmax in
+/// whatever dtype autocast gives it. q, k, v are [b, a, s, d]; returns [b, s, a·d], and the probabilities where they
+/// are a tensor.
+pub(super) fn attend_to_all(
+    run: &Run,
+    (q, k, v): (&Tensor, &Tensor, &Tensor),
+    dropout: f64,
+    width: Dim,
+) -> (Tensor, Option<Tensor>) {
+    let t = &run.tape;
+    let (b, s) = (q.dim(0), q.dim(2));
+    let (out, probabilities) = match run.attention {
+        AttentionPlan::Sdpa(forced) => {
+            let out = t.sdpa(q, k, v, dropout, forced);
+            (t.contiguous(&t.transpose(&out, 1, 2)), None)
+        }
+        AttentionPlan::Eager => {
+            let mut weights = {
+                let kt = t.transpose(k, 2, 3);
+                let raw = t.matmul4(q, &kt);
+                t.mul_scalar(&raw)
+            };
+            weights = t.softmax(&weights);
+            weights = t.dropout(&weights, dropout);
+            let out = t.matmul4(&weights, v);
+            (t.contiguous(&t.transpose(&out, 1, 2)), Some(weights))
+        }
+    };
+    (t.reshape(&out, &[b, s, width]), probabilities)
+}

@@ -1,11 +1,13 @@
 //! The families: one file each, with its config fields, its parameters and the operations of its forward, in the order
 //! of transformers' own code. Nothing about a family lives in the walk.
 
+mod bert;
 mod common;
 mod gemma;
 mod gpt2;
 mod gpt_neox;
 mod llama;
+mod vit;
 
 use core::fmt::Debug;
 
@@ -109,6 +111,21 @@ impl Family {
         Self { model_type: "gemma3_text", architecture: "Gemma3ForCausalLM", read: gemma::read_gemma3 },
         Self { model_type: "gpt_neox", architecture: "GPTNeoXForCausalLM", read: gpt_neox::read },
         Self { model_type: "gpt2", architecture: "GPT2LMHeadModel", read: gpt2::read },
+        Self { model_type: "bert", architecture: "BertForMaskedLM", read: bert::read_bert },
+        Self { model_type: "bert", architecture: "BertForSequenceClassification", read: bert::read_bert_classifier },
+        Self { model_type: "roberta", architecture: "RobertaForMaskedLM", read: bert::read_roberta },
+        Self {
+            model_type: "roberta",
+            architecture: "RobertaForSequenceClassification",
+            read: bert::read_roberta_classifier,
+        },
+        Self { model_type: "distilbert", architecture: "DistilBertForMaskedLM", read: bert::read_distilbert },
+        Self {
+            model_type: "distilbert",
+            architecture: "DistilBertForSequenceClassification",
+            read: bert::read_distilbert_classifier,
+        },
+        Self { model_type: "vit", architecture: "ViTForImageClassification", read: vit::read },
     ];
 
     /// Reads a config of this family.

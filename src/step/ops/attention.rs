@@ -249,11 +249,14 @@ impl Tape {
         self.softmax_to(x, Dtype::F32)
     }
 
-    /// `softmax(x, -1)` in the input's dtype. On autocast's FP32 list.
+    /// `softmax(x, -1)` in the input's dtype. Autocast gives it `dtype=float32` (`fp32_set_opt_dtype`).
     #[must_use]
     pub fn softmax(&self, x: &Tensor) -> Tensor {
-        let x = &self.autocast_f32(x);
-        self.softmax_to(x, x.dtype())
+        if self.autocast().is_some() && x.dtype().is_half() {
+            self.softmax_f32(x)
+        } else {
+            self.softmax_to(x, x.dtype())
+        }
     }
 
     fn softmax_to(&self, x: &Tensor, dtype: Dtype) -> Tensor {

@@ -14,7 +14,9 @@ impl Tape {
         let saved = r.save(ids);
         let mut dims: Vec<Dim> = ids.shape().dims().to_vec();
         dims.push(weight.dim(1));
+        let flat = self.flat_ids(ids);
         let out = self.temp(Shape::new(&dims), weight.dtype(), "embedding");
+        drop(flat);
         let (shape, dtype) = (*weight.shape(), weight.dtype());
         // The input embedding is a model's first parameter.
         if self.inputs_need_grad() && weight.leaf().is_some_and(|leaf| leaf.id == 0) && !out.requires_grad() {
@@ -24,8 +26,15 @@ impl Tape {
         }
         r.finish(out, move |t, g| {
             let (Some(_), Some(ids)) = (first(g), saved.unpack(t)) else { return vec![None] };
+            let ids = t.flat_ids(&ids);
             vec![Some(t.embedding_grad(&ids, shape, dtype))]
         })
+    }
+
+    /// The ids in a row, as `index_select` reads them: a copy where one row is expanded over the batch.
+    fn flat_ids(&self, ids: &Tensor) -> Tensor {
+        let n = ids.shape().dims().iter().copied().reduce(Dim::times).unwrap_or(Dim::plain(1));
+        self.reshape_raw(ids, &[n])
     }
 
     /// `embedding_dense_backward`: a dense gradient. Above 3,072 ids they are sorted first and summed in segments

@@ -24,10 +24,11 @@ impl Tape {
         out
     }
 
-    /// `cross_entropy` of [rows, classes] against class numbers: `log_softmax` and `nll_loss`. On autocast's FP32 list.
+    /// `cross_entropy` of [rows, classes] against class numbers: `log_softmax` in the logits' own dtype, which it asks
+    /// for by name and so escapes autocast (`cross_entropy_loss`, ATen/native/LossNLL.cpp), and `nll_loss`, which is on
+    /// autocast's FP32 list.
     #[must_use]
     pub fn cross_entropy(&self, logits: &Tensor, labels: &Tensor) -> Tensor {
-        let logits = &self.autocast_f32(logits);
         let log_probs = {
             let r = Recorder::begin(self, &[logits]);
             let out = self.temp(logits.shape().contiguous(), logits.dtype(), "log-softmax");
@@ -37,11 +38,12 @@ impl Tape {
                 vec![Some(t.temp(*y.shape(), g.dtype(), "grad of log-softmax"))]
             })
         };
+        let log_probs = self.autocast_f32(&log_probs);
         let r = Recorder::begin(self, &[&log_probs]);
         // The input is saved too; it is the log-softmax's own storage.
         let (sx, sl) = (r.save(&log_probs), r.save(labels));
-        let loss = self.scalar(Dtype::F32, "loss");
-        let total = self.scalar(Dtype::F32, "total weight");
+        let loss = self.scalar(log_probs.dtype(), "loss");
+        let total = self.scalar(log_probs.dtype(), "total weight");
         let st = r.save(&total);
         drop(total);
         r.finish(loss, move |t, g| {

@@ -71,14 +71,12 @@ impl Tape {
         let sw = r.save_if(x.requires_grad(), weight);
         let sx = r.save_if(weight.requires_grad(), x);
         let (rows, last) = flat_rows(x);
-        let sizes = with_last(x, weight.dim(0));
-        let out = self.product_out(sizes, x, "matmul");
-        let (before, wshape) = (*x.shape(), *weight.shape());
         let features = weight.dim(0);
-        r.finish(out, move |t, g| {
+        let out = self.product_out(Shape::new(&[rows, features]), x, "matmul");
+        let (before, wshape) = (*x.shape(), *weight.shape());
+        let out = r.finish(out, move |t, g| {
             let mut out: Grads = vec![None, None];
             let Some(g) = first(g) else { return out };
-            let g = &t.reshape_raw(g, &[rows, features]);
             let (w, x) = (sw.unpack(t), sx.unpack(t));
             if x.is_some() {
                 // The gradient of the transposed weight, transposed back: a view.
@@ -90,7 +88,14 @@ impl Tape {
                 out[0] = Some(t.reshape_raw(&grad, before.dims()));
             }
             out
-        })
+        });
+        self.unflatten(out, x)
+    }
+
+    /// The product over flattened rows seen with `x`'s leading sizes: a view with a node of its own, which copies a
+    /// gradient that does not lie so and lets the original go.
+    fn unflatten(&self, out: Tensor, x: &Tensor) -> Tensor {
+        if x.shape().rank() == 2 { out } else { self.reshape(&out, with_last(x, out.dim(1)).dims()) }
     }
 
     /// With a bias: `addmm` over the rows, through cuBLASLt.
@@ -115,28 +120,30 @@ impl Tape {
         let sx = r.save_if(weight.requires_grad(), x);
         let (rows, last) = flat_rows(x);
         let features = bias.dim(0);
-        let out = self.temp(with_last(x, features), x.dtype(), "matmul");
+        let out = self.temp(Shape::new(&[rows, features]), x.dtype(), "matmul");
         let workspace = self.blas_lt_workspace();
         drop(workspace);
         let (before, wshape, needs_bias) = (*x.shape(), *weight.shape(), bias.requires_grad());
-        r.finish(out, move |t, g| {
+        let out = r.finish(out, move |t, g| {
             let mut out: Grads = vec![None, None, None];
             let Some(g) = first(g) else { return out };
-            let g = &t.reshape_raw(g, &[rows, features]);
             let (w, x) = (sw.unpack(t), sx.unpack(t));
             if w.is_some() {
                 let grad = t.product_out(Shape::new(&[rows, last]), g, "grad of matmul input");
                 out[1] = Some(t.reshape_raw(&grad, before.dims()));
             }
             if x.is_some() {
-                out[2] = Some(t.product_out(wshape, g, "grad of weight"));
+                let grad = t.product_out(wshape, g, "grad of weight");
+                // `nn.Linear`'s comes through the transposed weight, as a view.
+                out[2] = Some(if layout == WeightLayout::OutIn { grad.alias(wshape) } else { grad });
             }
             if needs_bias {
                 // Summed over the rows when the engine checks the gradient's sizes.
                 out[0] = Some(g.clone());
             }
             out
-        })
+        });
+        self.unflatten(out, x)
     }
 
     /// Scratch of one cuBLASLt product: 1 MiB on every generation (`CUBLASLT_WORKSPACE_SIZE`, ATen/cuda/CUDABlas.cpp;

@@ -4,6 +4,7 @@
 //! against recorded allocations; where an older version differs, the rule says so.
 
 mod attention;
+mod convolution;
 mod embedding;
 mod loss;
 mod matmul;
@@ -13,3 +14,4 @@ mod reduce;
 mod view;
 
 pub use attention::{AttentionShape, SdpaPath};
+pub use convolution::Window;

@@ -4,7 +4,7 @@ use crate::step::autograd::Recorder;
 use crate::step::ops::pointwise::first;
 use crate::step::shape::Dim;
 use crate::step::tape::Tape;
-use crate::step::tensor::Tensor;
+use crate::step::tensor::{Dtype, Tensor};
 
 impl Tape {
     /// `x.reshape(dims)` outside the graph: a view where the strides allow one, else a contiguous copy.
@@ -16,6 +16,15 @@ impl Tape {
                 let shape = copy.shape().viewed(dims).unwrap_or_else(|| copy.shape().contiguous());
                 copy.alias(shape)
             }
+        }
+    }
+
+    /// `x.contiguous()` outside the graph.
+    pub(crate) fn contiguous_raw(&self, x: &Tensor) -> Tensor {
+        if x.shape().is_contiguous() {
+            x.clone()
+        } else {
+            self.temp(x.shape().contiguous(), x.dtype(), "contiguous copy")
         }
     }
 
@@ -57,6 +66,16 @@ impl Tape {
         r.finish(out, move |t, g| vec![first(g).map(|g| t.temp(whole.contiguous(), g.dtype(), "grad of slice"))])
     }
 
+    /// `x.select(i, 0)`: one element along dimension `i`, the dimension gone. Backward writes the gradient into zeros
+    /// of the whole.
+    #[must_use]
+    pub fn select(&self, x: &Tensor, i: usize) -> Tensor {
+        let r = Recorder::begin(self, &[x]);
+        let whole = *x.shape();
+        let out = x.alias(x.shape().selected(i));
+        r.finish(out, move |t, g| vec![first(g).map(|g| t.temp(whole.contiguous(), g.dtype(), "grad of select"))])
+    }
+
     /// `x.split(part, dim=i)` into `n` equal views; the backward joins the gradients in one tensor.
     #[must_use]
     pub fn split(&self, x: &Tensor, i: usize, part: Dim, n: u64) -> Vec<Tensor> {
@@ -74,15 +93,19 @@ impl Tape {
         })
     }
 
-    /// `cat((a, b), dim=i)` of two parts. Backward narrows.
+    /// `cat((a, b), dim=i)` of two parts, in the wider of their dtypes. Backward narrows, and casts back.
     #[must_use]
     pub fn cat(&self, a: &Tensor, b: &Tensor, i: usize, whole: Dim) -> Tensor {
         let r = Recorder::begin(self, &[a, b]);
-        let out = self.temp(a.shape().narrowed(i, whole).contiguous(), a.dtype(), "concatenation");
-        let (da, db) = (a.dim(i), b.dim(i));
-        r.finish(out, move |_, g| {
-            let g = first(g);
-            vec![g.map(|g| g.alias(g.shape().narrowed(i, da))), g.map(|g| g.alias(g.shape().narrowed(i, db)))]
+        let dtype = a.dtype().max(b.dtype());
+        let out = self.temp(a.shape().narrowed(i, whole).contiguous(), dtype, "concatenation");
+        let parts = [(a.dim(i), a.dtype()), (b.dim(i), b.dtype())];
+        r.finish(out, move |t, g| {
+            let narrow = |(dim, dtype): (Dim, Dtype)| {
+                let part = first(g).map(|g| g.alias(g.shape().narrowed(i, dim)))?;
+                Some(if part.dtype() == dtype { part } else { t.cast_raw(&part, dtype) })
+            };
+            parts.map(narrow).into()
         })
     }
 
