@@ -1,6 +1,12 @@
 //! The families that the first table of measured steps does not have, against steps of their own; and the repetition of
 //! a layer against all layers written out.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_precision_loss)]
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::cast_precision_loss,
+    clippy::disallowed_methods
+)]
 
 use std::fs;
 use std::path::Path;

@@ -11,7 +11,6 @@ use crate::decide::{Caveat, PricedRemedy, TreeStep, Verdict, VerdictKind, tree};
 use crate::estimate::{Estimate, estimate};
 use crate::issue::{Issue, IssueKind};
 use crate::machine::Hardware;
-use crate::order::sort_short_by_key;
 use crate::plan::{PLAN_VERSION, Plan};
 use crate::recipe::Precision;
 use crate::throughput::{self, Throughput, Work};
@@ -141,7 +140,7 @@ impl Runs {
             plan.recipe.precision = Some(precision);
             runs.push(Run { estimate: walk(&plan)?, plan });
         }
-        sort_short_by_key(&mut runs, |run| core::cmp::Reverse(run.estimate.tiers.allocated.peak_bytes));
+        runs.sort_by_key(|run| core::cmp::Reverse(run.estimate.tiers.allocated.peak_bytes));
         Ok(Self(runs))
     }
 
@@ -216,7 +215,7 @@ fn price(now: &Situated<'_>, walk: Walk<'_>) -> Vec<PricedRemedy> {
             })
         })
         .collect();
-    sort_short_by_key(&mut priced, |r| (r.effect, r.verdict.rank(), -r.saved_bytes));
+    priced.sort_by_key(|r| (r.effect, r.verdict.rank(), -r.saved_bytes));
     priced
 }
 

@@ -104,6 +104,40 @@ impl<'a> Fields<'a> {
         }
     }
 
+    /// A list of whole numbers up to `max`, empty when absent or null.
+    pub fn numbers(&mut self, name: &'static str, max: u64) -> Vec<u64> {
+        let all = match self.map.get(name) {
+            None | Some(Value::Null) => return Vec::new(),
+            Some(Value::Array(all)) => {
+                all.iter().map(|v| v.as_u64().filter(|&n| n <= max)).collect::<Option<Vec<u64>>>()
+            }
+            Some(_) => None,
+        };
+        all.unwrap_or_else(|| {
+            let found = self.map.get(name).map(shorten).unwrap_or_default();
+            self.complain(name, IssueKind::NotA { expected: "a list of whole numbers".into(), found });
+            Vec::new()
+        })
+    }
+
+    /// A number, or the default when absent or null.
+    pub fn number(&mut self, name: &'static str, default: f64) -> f64 {
+        match self.map.get(name) {
+            None | Some(Value::Null) => default,
+            Some(value) => value.as_f64().unwrap_or_else(|| {
+                self.complain(name, IssueKind::NotA { expected: "a number".into(), found: shorten(value) });
+                default
+            }),
+        }
+    }
+
+    /// Complains unless `value` is at most `max`.
+    pub fn at_most(&mut self, name: &str, value: u64, max: u64) {
+        if value > max {
+            self.complain(name, IssueKind::OutOfRange { min: 1, max, found: value.to_string() });
+        }
+    }
+
     /// A boolean, or the default when absent or null.
     pub fn flag(&mut self, name: &'static str, default: bool) -> bool {
         match self.map.get(name) {

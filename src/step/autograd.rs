@@ -243,7 +243,9 @@ fn count_dependencies(root: &Rc<Node>) {
 /// The gradient as the edge's end wants it: summed over broadcast dimensions, cast to its dtype (`validate_outputs`).
 fn validated(tape: &Tape, edge: &Edge, grad: Tensor) -> Tensor {
     let (shape, dtype) = edge.node.outputs.borrow()[usize::from(edge.output)];
-    let grad = if grad.shape().same_sizes(&shape) { grad } else { tape.sum_to(&grad, &shape) };
+    // A function's return value: the unsummed gradient is gone before the cast.
+    let summed = |grad: Tensor| tape.sum_to(&grad, &shape);
+    let grad = if grad.shape().same_sizes(&shape) { grad } else { summed(grad) };
     if grad.dtype() == dtype { grad } else { tape.cast_raw(&grad, dtype) }
 }
 

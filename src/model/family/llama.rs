@@ -9,6 +9,7 @@ use crate::issue::Issue;
 use crate::model::family::common::{
     Activation, Run, attend, eager_mask, position_ids, rms_norm, rotary_tables, rotate, window_mask,
 };
+use crate::model::family::experts::{Experts, Routed};
 use crate::model::family::{Built, Dimensions, Model, Parameter, Parameters, matrix, vector};
 use crate::model::fields::{Fields, MAX_DIMENSION, MAX_HEADS, MAX_LAYERS};
 use crate::recipe::Recipe;
@@ -38,6 +39,19 @@ struct Decoder {
     activation: Activation,
     attention_dropout: f64,
     windows: Windows,
+    moe: Option<Moe>,
+}
+
+/// A mixture of experts in place of the MLP (Mixtral, Qwen3-MoE).
+#[derive(Clone, Debug, PartialEq)]
+struct Moe {
+    experts: u64,
+    per_token: u64,
+    width: u64,
+    /// Whether the chosen experts' probabilities are divided by their sum.
+    normalised: bool,
+    /// For each layer whether it has an MLP instead.
+    dense: Vec<bool>,
 }
 
 /// Which layers attend within a window of tokens alone.
@@ -85,6 +99,18 @@ pub(super) fn read_qwen3(config: &Map<String, Value>) -> Result<Box<dyn Model>, 
     read("qwen3", config, &defaults)
 }
 
+/// `MixtralConfig`.
+pub(super) fn read_mixtral(config: &Map<String, Value>) -> Result<Box<dyn Model>, Vec<Issue>> {
+    let defaults = Defaults { kv_heads: Some(8), head: None, qkv_bias: Some(false), qk_norm: false, window: None };
+    read("mixtral", config, &defaults)
+}
+
+/// `Qwen3MoeConfig`.
+pub(super) fn read_qwen3_moe(config: &Map<String, Value>) -> Result<Box<dyn Model>, Vec<Issue>> {
+    let defaults = Defaults { kv_heads: Some(4), head: None, qkv_bias: None, qk_norm: true, window: None };
+    read("qwen3_moe", config, &defaults)
+}
+
 fn read(family: &'static str, config: &Map<String, Value>, or: &Defaults) -> Result<Box<dyn Model>, Vec<Issue>> {
     let mut f = Fields::new(config);
     let hidden = f.required(&["hidden_size"], MAX_DIMENSION);
@@ -118,9 +144,19 @@ fn read(family: &'static str, config: &Map<String, Value>, or: &Defaults) -> Res
         f.refuse("quantization_config", "training over quantised weights");
     }
     let windows = match family {
-        "mistral" => f.nullable("sliding_window", or.window, MAX_DIMENSION).map_or(Windows::None, Windows::All),
+        "mistral" | "mixtral" => {
+            f.nullable("sliding_window", or.window, MAX_DIMENSION).map_or(Windows::None, Windows::All)
+        }
+        "qwen3_moe" if f.flag("use_sliding_window", false) => {
+            f.nullable("sliding_window", Some(4096), MAX_DIMENSION).map_or(Windows::None, Windows::All)
+        }
         "qwen2" | "qwen3" => read_windows(&mut f, layers),
         _ => Windows::None,
+    };
+    let moe = match family {
+        "mixtral" => Some(read_mixtral_experts(&mut f, layers, mlp)),
+        "qwen3_moe" => Some(read_qwen3_experts(&mut f, layers)),
+        _ => None,
     };
     let decoder = Decoder {
         family,
@@ -139,8 +175,47 @@ fn read(family: &'static str, config: &Map<String, Value>, or: &Defaults) -> Res
         activation,
         attention_dropout,
         windows,
+        moe,
     };
     f.finish(Box::new(decoder) as Box<dyn Model>)
+}
+
+fn read_mixtral_experts(f: &mut Fields<'_>, layers: u64, width: u64) -> Moe {
+    refuse_router_extras(f);
+    let moe = Moe {
+        experts: f.optional(&["num_local_experts"], 8, MAX_EXPERTS),
+        per_token: f.optional(&["num_experts_per_tok"], 2, MAX_EXPERTS),
+        width,
+        normalised: true,
+        dense: (0..layers).map(|_| false).collect(),
+    };
+    f.at_most("num_experts_per_tok", moe.per_token, moe.experts);
+    moe
+}
+
+fn read_qwen3_experts(f: &mut Fields<'_>, layers: u64) -> Moe {
+    refuse_router_extras(f);
+    let every = f.optional(&["decoder_sparse_step"], 1, MAX_LAYERS);
+    let dense = f.numbers("mlp_only_layers", MAX_LAYERS);
+    let moe = Moe {
+        experts: f.optional(&["num_experts"], 128, MAX_EXPERTS),
+        per_token: f.optional(&["num_experts_per_tok"], 8, MAX_EXPERTS),
+        width: f.optional(&["moe_intermediate_size"], 768, MAX_DIMENSION),
+        normalised: f.flag("norm_topk_prob", false),
+        dense: (0..layers).map(|i| dense.contains(&i) || !(i + 1).is_multiple_of(every)).collect(),
+    };
+    f.at_most("num_experts_per_tok", moe.per_token, moe.experts);
+    moe
+}
+
+/// The router's auxiliary loss and noise are not modelled.
+fn refuse_router_extras(f: &mut Fields<'_>) {
+    if f.flag("output_router_logits", false) {
+        f.refuse("output_router_logits", "the router's auxiliary loss");
+    }
+    if f.number("router_jitter_noise", 0.0) != 0.0 {
+        f.refuse("router_jitter_noise", "noise on the router's input");
+    }
 }
 
 /// Qwen's: with `use_sliding_window`, layers from `max_window_layers` on, unless `layer_types` lists them.
@@ -180,9 +255,16 @@ impl Decoder {
     }
 
     /// One layer's parameters in registration order, `None` where the config has no such parameter.
-    fn layer_shapes(&self) -> [Option<Shape>; LAYER] {
+    fn layer_shapes(&self, layer: usize) -> [Option<Shape>; LAYER] {
         let (h, f, q, k, d) = (self.h(), self.f(), self.q(), self.k(), self.d());
         let bias = |on: bool, n: Dim| on.then(|| vector(n));
+        let moe = self.moe.as_ref().filter(|m| m.dense.get(layer) == Some(&false));
+        let dense = moe.is_none();
+        let mlp = |rows: Dim, columns: Dim| dense.then(|| matrix(rows, columns));
+        let mlp_bias = |n: Dim| bias(dense && self.mlp_bias, n);
+        let experts = moe.map(|m| [m.experts, 2 * m.width, m.width].map(Dim::plain));
+        let gate = experts.map(|[e, ..]| matrix(e, h));
+        let mixtral = self.family == "mixtral";
         [
             Some(matrix(q, h)),
             bias(self.qkv_bias, q),
@@ -194,12 +276,16 @@ impl Decoder {
             bias(self.out_bias, h),
             bias(self.qk_norm, d),
             bias(self.qk_norm, d),
-            Some(matrix(f, h)),
-            bias(self.mlp_bias, f),
-            Some(matrix(f, h)),
-            bias(self.mlp_bias, f),
-            Some(matrix(h, f)),
-            bias(self.mlp_bias, h),
+            mlp(f, h),
+            mlp_bias(f),
+            mlp(f, h),
+            mlp_bias(f),
+            mlp(h, f),
+            mlp_bias(h),
+            gate.filter(|_| mixtral),
+            experts.map(|[e, two, _]| Shape::new(&[e, two, h])),
+            experts.map(|[e, _, one]| Shape::new(&[e, h, one])),
+            gate.filter(|_| !mixtral),
             Some(vector(h)),
             Some(vector(h)),
         ]
@@ -207,7 +293,9 @@ impl Decoder {
 }
 
 /// How many places a layer has for parameters.
-const LAYER: usize = 18;
+const LAYER: usize = 22;
+/// The most experts of a layer.
+const MAX_EXPERTS: u64 = 65_536;
 
 /// A layer's parameters.
 #[derive(Debug)]
@@ -236,8 +324,8 @@ impl Model for Decoder {
     fn parameters(&self) -> Vec<Parameter> {
         let lookup_only = !self.tied;
         let mut all = vec![Parameter { shape: matrix(self.v(), self.h()), linear: self.tied, lookup_only }];
-        for _ in 0..self.layers {
-            all.extend(self.layer_shapes().into_iter().flatten().map(|shape| Parameter {
+        for i in 0..usize::try_from(self.layers).unwrap_or(0) {
+            all.extend(self.layer_shapes(i).into_iter().flatten().map(|shape| Parameter {
                 shape,
                 linear: shape.rank() == 2,
                 lookup_only: false,
@@ -262,11 +350,10 @@ impl Model for Decoder {
             names[14] = Some("down_proj");
             names
         };
-        let shapes = self.layer_shapes();
-        let layer = NAMES.iter().zip(&shapes).filter(|(_, shape)| shape.is_some()).map(|(name, _)| *name);
         let mut all = vec![None];
-        for _ in 0..self.layers {
-            all.extend(layer.clone());
+        for i in 0..usize::try_from(self.layers).unwrap_or(0) {
+            let shapes = self.layer_shapes(i);
+            all.extend(NAMES.iter().zip(&shapes).filter(|(_, shape)| shape.is_some()).map(|(name, _)| *name));
         }
         all.push(None);
         if !self.tied {
@@ -326,6 +413,12 @@ impl Model for Decoder {
             }
             sliding.truncate(usize::try_from(layers).ok()?);
         }
+        if let Some(moe) = &mut short.moe {
+            if moe.dense.contains(&true) {
+                return None;
+            }
+            moe.dense.truncate(usize::try_from(layers).ok()?);
+        }
         Some(Box::new(short))
     }
 
@@ -338,7 +431,7 @@ impl Model for Decoder {
                 .map(|i| {
                     tape.set_scope("layers");
                     tape.set_layer(i);
-                    Rc::new(Layer(self.layer_shapes().map(|s| s.map(|s| all.add(s)))))
+                    Rc::new(Layer(self.layer_shapes(i as usize - 1).map(|s| s.map(|s| all.add(s)))))
                 })
                 .collect();
             tape.set_layer(0);
@@ -432,21 +525,58 @@ impl Call {
     fn run(&self, x: &Tensor) -> Tensor {
         let (t, w) = (&self.run.tape, &self.layer);
         let residual = x.clone();
-        let normed = t.scope("attention norm", || w.norm(t, x, 16));
+        let normed = t.scope("attention norm", || w.norm(t, x, 20));
         // The probabilities live in `_` until the layer returns.
         let (attended, probabilities) = t.scope("attention", || self.attention(&normed));
         drop(normed);
         let hidden = t.scope("attention", || t.add(&residual, &attended));
         drop(attended);
         drop(residual);
-        let normed = t.scope("mlp norm", || w.norm(t, &hidden, 17));
-        let fed = t.scope("mlp", || self.mlp(&normed));
+        let normed = t.scope("mlp norm", || w.norm(t, &hidden, 21));
+        let fed = t.scope("mlp", || match [&w.0[17], &w.0[18]] {
+            [Some(gate_up), Some(down)] => self.experts(&normed, gate_up, down),
+            _ => self.mlp(&normed),
+        });
         drop(normed);
         let out = t.scope("mlp", || t.add(&hidden, &fed));
         drop(fed);
         drop(hidden);
         drop(probabilities);
         out
+    }
+
+    fn experts(&self, x: &Tensor, gate_up: &Tensor, down: &Tensor) -> Tensor {
+        let (t, w, p) = (&self.run.tape, &self.layer, &self.plan);
+        let (Some(moe), Some(gate)) = (&p.moe, w.0[16].as_ref().or(w.0[19].as_ref())) else { return x.clone() };
+        let (b, s, h) = (self.run.batch, self.run.seq, p.h());
+        let flat = t.reshape(x, &[b.times(s), h]);
+        // The router's logits live in `_` until the block returns.
+        let logits = {
+            // The router flattens what is flat already: a view of its own in the graph.
+            let again = t.reshape(&flat, &[b.times(s), h]);
+            t.linear(&again, gate, None)
+        };
+        let (weights, experts) = {
+            let probabilities = if p.family == "mixtral" {
+                let logits = t.to(&logits, Dtype::F32);
+                t.softmax(&logits)
+            } else {
+                t.softmax_f32(&logits)
+            };
+            let (mut values, places) = t.topk(&probabilities, moe.per_token);
+            if moe.normalised {
+                values = t.normalise_in_place(&values);
+            }
+            if p.family != "mixtral" {
+                values = t.to(&values, logits.dtype());
+            }
+            drop(probabilities);
+            (values, places)
+        };
+        let layers = Experts { gate_up: gate_up.clone(), down: down.clone(), activation: p.activation };
+        let out = layers.run(t, &flat, &Routed { weights: &weights, experts: &experts });
+        drop((logits, weights, experts));
+        t.reshape(&out, &[b, s, h])
     }
 
     fn mlp(&self, x: &Tensor) -> Tensor {

@@ -3,6 +3,7 @@
 
 mod bert;
 mod common;
+mod experts;
 mod gemma;
 mod gpt2;
 mod gpt_neox;
@@ -106,6 +107,8 @@ impl Family {
         Self { model_type: "mistral", architecture: "MistralForCausalLM", read: llama::read_mistral },
         Self { model_type: "qwen2", architecture: "Qwen2ForCausalLM", read: llama::read_qwen2 },
         Self { model_type: "qwen3", architecture: "Qwen3ForCausalLM", read: llama::read_qwen3 },
+        Self { model_type: "mixtral", architecture: "MixtralForCausalLM", read: llama::read_mixtral },
+        Self { model_type: "qwen3_moe", architecture: "Qwen3MoeForCausalLM", read: llama::read_qwen3_moe },
         Self { model_type: "gemma", architecture: "GemmaForCausalLM", read: gemma::read_gemma },
         Self { model_type: "gemma2", architecture: "Gemma2ForCausalLM", read: gemma::read_gemma2 },
         Self { model_type: "gemma3_text", architecture: "Gemma3ForCausalLM", read: gemma::read_gemma3 },

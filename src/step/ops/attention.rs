@@ -166,7 +166,7 @@ impl Tape {
         let (b, a, s, d) = (q.dim(0), q.dim(1), q.dim(2), q.dim(3));
         let state = (dropout <= 0.0).then(|| (self.scratch(8, "generator state"), self.scratch(8, "generator offset")));
         // Laid out [b, s, a, d], seen as [b, a, s, d].
-        let out = self.temp(Shape::new(&[b, s, a, d]), q.dtype(), "attention output");
+        let out = self.temp(Shape::new(&[b, s, a, v.dim(3)]), q.dtype(), "attention output");
         let out = {
             let seen = out.alias(out.shape().transposed(1, 2));
             drop(out);
@@ -206,7 +206,10 @@ impl Tape {
                 drop(product);
                 copy
             };
-            let workspace = t.scratch(efficient_workspace(b.n * a.n, s.n, d.n), "attention workspace");
+            let half = q.dtype().is_half();
+            let kernel = EfficientKernel::choose(t.device(), half, d.n.max(v.dim(3).n), dropout > 0.0);
+            let workspace = kernel.workspace(half, s.n, k.dim(2).n, d.n, v.dim(3).n).saturating_mul(b.n * a.n);
+            let workspace = t.scratch(workspace, "attention workspace");
             drop(delta);
             drop(workspace);
             drop(expanded);
@@ -303,11 +306,46 @@ fn flash_splits(device: &Device, batch_heads: u64, queries: u64, keys: u64, head
     (1..=most).find(|&n| eligible(n) && efficiency(n) >= 0.85 * best).unwrap_or(1)
 }
 
-/// Scratch of the memory-efficient backward: per batch and head, the query gradient in FP32 in blocks of 64 rows, each
-/// with a lock (`workspace_size`, kernel_backward.h).
-const fn efficient_workspace(batch_heads: u64, rows: u64, head: u64) -> u64 {
-    let blocks = rows.div_ceil(64);
-    batch_heads.saturating_mul(blocks.saturating_mul(16 + 64 * 4 * head.next_multiple_of(64)))
+/// The kernel of the memory-efficient backward: rows of queries and of keys per block, and whether it holds the key and
+/// value gradients in registers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct EfficientKernel {
+    queries: u64,
+    keys: u64,
+    in_registers: bool,
+}
+
+impl EfficientKernel {
+    /// The first kernel for the card that takes heads of this size (`dispatch_cutlassB`, cutlassB.h at 2.15): cards with
+    /// less shared memory per block (7.5; 8.6, 8.9, 12.0) have smaller blocks.
+    const fn choose(device: &Device, half: bool, head: u64, dropout: bool) -> Self {
+        let turing = device.sm < 80;
+        let small = turing || matches!(device.sm, 86 | 89 | 120 | 121);
+        let (queries, keys, in_registers) = match (half, small, head) {
+            (_, _, 0..=64) => (64, 64, true),
+            (true, false, 65..=128) => (128, 128, true),
+            (true, true, 65..=128) if turing => (128, 64, true),
+            (true, true, 65..=96) if !dropout => (128, 64, true),
+            (true, true, 65..=128) => (64, 64, false),
+            (true, _, _) => (128, 64, false),
+            (false, false, _) => (128, 64, false),
+            (false, true, _) => (64, 64, false),
+        };
+        Self { queries, keys, in_registers }
+    }
+
+    /// Scratch per batch and head: the query gradient in FP32, in blocks that each have a lock; and the key and value
+    /// gradients where they are neither held in registers nor FP32 themselves (`workspace_size`, kernel_backward.h).
+    const fn workspace(self, half: bool, queries: u64, keys: u64, head: u64, value_head: u64) -> u64 {
+        const LOCK: u64 = 16;
+        let blocks = queries.div_ceil(self.queries).saturating_mul(head.div_ceil(self.keys));
+        let query_part = blocks.saturating_mul(LOCK + 4 * self.queries * self.keys);
+        if self.in_registers || !half {
+            return query_part;
+        }
+        let columns = head.next_multiple_of(self.queries) + value_head.next_multiple_of(self.queries);
+        query_part.saturating_add(keys.next_multiple_of(self.keys).saturating_mul(4 * columns))
+    }
 }
 
 #[cfg(test)]
@@ -315,6 +353,33 @@ mod tests {
     use super::*;
 
     const A100: Device = Device { sm: 80, multiprocessors: 108, workspace_kept: false };
+
+    /// Recorded with PyTorch 2.15: 192 queries and keys, per batch and head.
+    #[test]
+    fn scratch_of_the_efficient_backward_follows_its_kernel() {
+        let on = |sm: u32, half: bool, head: u64, dropout: bool| {
+            let device = Device { sm, ..A100 };
+            EfficientKernel::choose(&device, half, head, dropout).workspace(half, 192, 192, head, head)
+        };
+        for (sm, half, head, dropout, bytes) in [
+            (80, true, 64, false, 393_600),
+            (80, true, 96, false, 1_048_832),
+            (80, true, 160, true, 4_719_360),
+            (80, true, 256, false, 5_243_904),
+            (80, false, 128, false, 1_049_088),
+            (80, false, 192, false, 1_573_632),
+            (86, true, 96, false, 1_049_088),
+            (86, true, 96, true, 2_360_064),
+            (86, true, 128, false, 2_360_064),
+            (86, false, 96, false, 787_200),
+            (75, true, 128, true, 1_049_088),
+            (75, true, 192, false, 4_719_360),
+            (75, false, 192, false, 1_180_800),
+            (90, true, 192, true, 4_719_360),
+        ] {
+            assert_eq!(8 * on(sm, half, head, dropout), bytes, "{sm} {half} {head} {dropout}");
+        }
+    }
 
     /// Recorded with PyTorch 2.15: two sequences of 384 tokens, four heads of 64 on 108 multiprocessors: two splits.
     #[test]

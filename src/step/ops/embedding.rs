@@ -2,6 +2,7 @@
 
 use crate::step::autograd::Recorder;
 use crate::step::ops::pointwise::first;
+use crate::step::ops::sort::{bits, radix_sort_scratch, scan_scratch};
 use crate::step::shape::{Dim, Shape};
 use crate::step::tape::Tape;
 use crate::step::tensor::{Dtype, Tensor};
@@ -52,8 +53,7 @@ impl Tape {
         let order = line(n, "order of ids");
         {
             let range = line(n, "range");
-            // CUB's radix sort of pairs: two further copies of keys and values, and its counters.
-            let sort = self.scratch(16 * n + 6655, "sort scratch");
+            let sort = self.scratch(radix_sort_scratch(n, bits(shape.dims()[0].n)), "sort scratch");
             drop(sort);
             drop(range);
         }
@@ -70,7 +70,7 @@ impl Tape {
         let parts_each = line(segments, "parts per segment");
         let parts_start = line(segments, "part offsets");
         {
-            let scan = self.scratch(1279, "scan scratch");
+            let scan = self.scratch(scan_scratch(segments), "scan scratch");
             drop(scan);
         }
         let parts_count = line(1, "part count");

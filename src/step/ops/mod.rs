@@ -8,9 +8,11 @@ mod convolution;
 mod embedding;
 mod loss;
 mod matmul;
+mod moe;
 mod norm;
 mod pointwise;
 mod reduce;
+mod sort;
 mod view;
 
 pub use attention::{AttentionShape, SdpaPath};

@@ -1,0 +1,128 @@
+//! Sorting, prefix sums, selection of the largest: whole-tensor operations of CUB, and gathers by index.
+
+use crate::step::autograd::Recorder;
+use crate::step::ops::pointwise::first;
+use crate::step::shape::{Dim, Shape};
+use crate::step::tape::Tape;
+use crate::step::tensor::{Dtype, Tensor};
+
+/// What CUB aligns each of its temporaries to; the pointer itself may be off by one less.
+const CUB_ALIGNMENT: u64 = 256;
+
+/// Scratch of CUB's radix sort of `n` pairs of 64-bit keys and values by the lowest `bits`: one pass per eight bits, each
+/// with its histogram and the blocks' counters, and second copies of keys and values where there are several passes. Few
+/// pairs are sorted by one block without scratch (`DispatchRadixSort`, "onesweep").
+pub(super) const fn radix_sort_scratch(n: u64, bits: u64) -> u64 {
+    /// Pairs that one block sorts at once.
+    const SINGLE_TILE: u64 = 2304;
+    /// Pairs per block otherwise.
+    const TILE: u64 = 4608;
+    const DIGITS: u64 = 256;
+    if n <= SINGLE_TILE {
+        return 1;
+    }
+    let passes = bits.div_ceil(8);
+    let copies = if passes > 1 { 2 * (8 * n).next_multiple_of(CUB_ALIGNMENT) } else { 0 };
+    let counters = (4 * passes).next_multiple_of(CUB_ALIGNMENT);
+    CUB_ALIGNMENT - 1 + passes * DIGITS * 8 + n.div_ceil(TILE) * DIGITS * 4 + counters + copies
+}
+
+/// Bits that hold `n`.
+pub(super) const fn bits(n: u64) -> u64 {
+    64 - n.leading_zeros() as u64
+}
+
+/// Scratch of CUB's prefix sum of `n` 64-bit numbers: a state per block and 32 more.
+pub(super) const fn scan_scratch(n: u64) -> u64 {
+    /// Numbers per block.
+    const TILE: u64 = 896;
+    let states = 16 * (32 + n.div_ceil(TILE));
+    CUB_ALIGNMENT - 1 + CUB_ALIGNMENT + states.next_multiple_of(CUB_ALIGNMENT)
+}
+
+impl Tape {
+    /// `torch.sort` of a line of 64-bit integers: the sorted line and the order.
+    #[must_use]
+    pub fn sort(&self, x: &Tensor) -> (Tensor, Tensor) {
+        /// Longer lines are sorted by CUB (`sort_cuda_kernel`, ATen/native/cuda/Sort.cu).
+        const SMALL: u64 = 4096;
+        let line = |op: &'static str| self.temp(*x.shape(), Dtype::I64, op);
+        let (sorted, order) = (line("sorted"), line("order"));
+        let range = line("range");
+        let n = x.shape().numel().unwrap_or(0);
+        if n > SMALL {
+            let scratch = self.scratch(radix_sort_scratch(n, 64), "sort scratch");
+            drop(scratch);
+        }
+        drop(range);
+        (sorted, order)
+    }
+
+    /// `x[indices]` along the first dimension, for a line of indices. Backward adds into zeros, sorted by index
+    /// (`index_put_with_sort_kernel`, ATen/native/cuda/Indexing.cu).
+    #[must_use]
+    pub fn index_rows(&self, x: &Tensor, indices: &Tensor) -> Tensor {
+        let r = Recorder::begin(self, &[x]);
+        let saved = r.save(indices);
+        let mut dims = x.shape().dims().to_vec();
+        let n = indices.dim(0);
+        dims[0] = n;
+        let out = self.temp(Shape::new(&dims), x.dtype(), "gather");
+        let before = x.shape().contiguous();
+        r.finish(out, move |t, g| {
+            let (Some(g), Some(indices)) = (first(g), saved.unpack(t)) else { return vec![None] };
+            let grad = t.temp(before, g.dtype(), "grad of gather");
+            let line = |op: &'static str| t.temp(Shape::new(&[n]), Dtype::I64, op);
+            let linear = {
+                let wrapped = line("wrapped indices");
+                let linear = line("linear indices");
+                drop(wrapped);
+                linear
+            };
+            let (sorted, order) = (line("sorted indices"), line("order of indices"));
+            let range = line("range");
+            let scratch = radix_sort_scratch(n.n, bits(before.dims()[0].n.saturating_sub(1)));
+            let scratch = t.scratch(scratch, "sort scratch");
+            drop(scratch);
+            drop((range, order, sorted, linear));
+            drop(indices);
+            vec![Some(grad)]
+        })
+    }
+
+    /// `topk(x, k, dim=-1)` of [rows, n]: values and their places. Backward writes the gradient into zeros.
+    #[must_use]
+    pub fn topk(&self, x: &Tensor, k: u64) -> (Tensor, Tensor) {
+        let r = Recorder::begin(self, &[x]);
+        let last = x.shape().rank() - 1;
+        let sizes = x.shape().narrowed(last, Dim::plain(k)).contiguous();
+        let values = self.temp(sizes, x.dtype(), "largest values");
+        let places = self.temp(sizes, Dtype::I64, "places of the largest");
+        let saved = r.save(&places);
+        let whole = x.shape().contiguous();
+        let values = r.finish(values, move |t, g| {
+            let (Some(g), Some(_places)) = (first(g), saved.unpack(t)) else { return vec![None] };
+            vec![Some(t.temp(whole, g.dtype(), "grad of the largest values"))]
+        });
+        (values, places)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Recorded with PyTorch 2.15.
+    #[test]
+    fn scratch_is_what_cub_asks_for() {
+        for (n, by, bytes) in
+            [(2304, 16, 1), (4096, 8, 3_583), (4096, 15, 71_167), (65_536, 18, 1_070_591), (8192, 64, 150_015)]
+        {
+            assert_eq!(radix_sort_scratch(n, by), bytes, "{n}");
+        }
+        for (n, bytes) in [(1000, 1279), (16_384, 1535), (32_000, 1791), (70_000, 2303), (131_072, 3583)] {
+            assert_eq!(scan_scratch(n), bytes, "{n}");
+        }
+        assert_eq!((bits(1), bits(255), bits(256)), (1, 8, 9));
+    }
+}
