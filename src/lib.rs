@@ -25,6 +25,7 @@ pub mod machine;
 pub mod measure;
 pub mod model;
 mod names;
+mod order;
 pub mod plan;
 pub mod recipe;
 pub mod reconcile;

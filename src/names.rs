@@ -27,7 +27,7 @@ pub(crate) fn nearest<'a>(
             (distance <= near_enough).then_some((distance, name))
         })
         .collect();
-    scored.sort_by_key(|(distance, _)| *distance);
+    crate::order::sort_short_by_key(&mut scored, |(distance, _)| *distance);
     if scored.first().is_some_and(|(distance, _)| *distance == 0) {
         scored.retain(|(distance, _)| *distance == 0);
     }

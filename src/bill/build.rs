@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::bill::{Bill, Cell, Column, Instant, Line, Part, PartBytes, Provenance, ProvenanceKind, TimelinePoint};
+use crate::order::sort_short_by;
 use crate::step::log::{Event, Mark, TensorInfo};
 use crate::step::repeat::stand_in;
 use crate::step::shape::Symbol;
@@ -190,7 +191,7 @@ fn cells(live: &Live<'_>, parts: &PartBytes, sources: &Sources) -> Vec<Cell> {
                 }
             })
             .collect();
-        lines.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.label.cmp(&b.label)));
+        sort_short_by(&mut lines, |a, b| (b.bytes, &a.label) < (a.bytes, &b.label));
         Cell { part, bytes: parts.get(part), lines }
     };
     Part::ALL.map(cell).into()

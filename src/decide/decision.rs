@@ -11,6 +11,7 @@ use crate::decide::{Caveat, PricedRemedy, TreeStep, Verdict, VerdictKind, tree};
 use crate::estimate::{Estimate, estimate};
 use crate::issue::{Issue, IssueKind};
 use crate::machine::Hardware;
+use crate::order::sort_short_by_key;
 use crate::plan::{PLAN_VERSION, Plan};
 use crate::recipe::Precision;
 use crate::throughput::{self, Throughput, Work};
@@ -140,7 +141,7 @@ impl Runs {
             plan.recipe.precision = Some(precision);
             runs.push(Run { estimate: walk(&plan)?, plan });
         }
-        runs.sort_by_key(|run| core::cmp::Reverse(run.estimate.tiers.allocated.peak_bytes));
+        sort_short_by_key(&mut runs, |run| core::cmp::Reverse(run.estimate.tiers.allocated.peak_bytes));
         Ok(Self(runs))
     }
 
@@ -215,7 +216,7 @@ fn price(now: &Situated<'_>, walk: Walk<'_>) -> Vec<PricedRemedy> {
             })
         })
         .collect();
-    priced.sort_by_key(|r| (r.effect, r.verdict.rank(), -r.saved_bytes));
+    sort_short_by_key(&mut priced, |r| (r.effect, r.verdict.rank(), -r.saved_bytes));
     priced
 }
 

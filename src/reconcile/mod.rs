@@ -45,7 +45,7 @@ pub fn compare(prediction: &Prediction, measurement: &Measurement) -> Vec<Row> {
             Row { name: reading.name, tier: reading.tier, predicted, measured, unavailable, difference, share }
         })
         .collect();
-    rows.sort_by_key(|row| (row.name, row.tier));
+    crate::order::sort_short_by_key(&mut rows, |row| (row.name, row.tier));
     rows
 }
 

@@ -5,6 +5,7 @@ use std::rc::Rc;
 use crate::bill::Part;
 use crate::issue::{Issue, IssueKind};
 use crate::model::family::Model;
+use crate::order::sort_short_by_key;
 use crate::recipe::Lora;
 use crate::step::shape::{Dim, Shape};
 use crate::step::tape::Tape;
@@ -72,7 +73,7 @@ pub(crate) fn issues(model: &dyn Model, lora: &Lora) -> Vec<Issue> {
         return vec![Issue::new("recipe.lora", IssueKind::NotModelled { what })];
     }
     let mut known: Vec<&str> = names.into_iter().flatten().collect();
-    known.sort_unstable();
+    sort_short_by_key(&mut known, |name| *name);
     known.dedup();
     let unknown = |target: &&String| !known.contains(&target.as_str());
     lora.targets

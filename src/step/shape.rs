@@ -1,5 +1,6 @@
 //! Shapes with symbols: a dimension knows its number and the letters of the formula it came from.
 
+use crate::order::sort_short_by_key;
 use crate::units::MAX_DOCUMENT_BYTES;
 
 /// Up to four formula symbols, multiplied: `b`, `s`, `b s h`. Packed so that a shape stays `Copy`.
@@ -210,7 +211,7 @@ impl Shape {
     pub fn is_dense(&self) -> bool {
         let mut order: [usize; MAX_RANK] = [0, 1, 2, 3, 4];
         let order = &mut order[..self.rank()];
-        order.sort_by_key(|&i| if self.dims[i].n < 2 { (u64::MAX, i) } else { (self.strides[i], i) });
+        sort_short_by_key(order, |&i| if self.dims[i].n < 2 { (u64::MAX, i) } else { (self.strides[i], i) });
         let mut expected = 1u64;
         for &i in order.iter() {
             if self.dims[i].n < 2 {

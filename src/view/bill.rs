@@ -190,7 +190,7 @@ impl OpenCell {
 /// The kinds of knowledge among `provenances`, each with its sources once.
 fn known<'a>(provenances: impl Iterator<Item = &'a Provenance>, text: &dyn Catalogue) -> Vec<Known> {
     let mut all: Vec<&Provenance> = provenances.collect();
-    all.sort_by(|a, b| (a.kind, &a.source).cmp(&(b.kind, &b.source)));
+    crate::order::sort_short_by(&mut all, |a, b| (a.kind, &a.source) < (b.kind, &b.source));
     all.dedup();
     let mut out: Vec<Known> = Vec::new();
     for provenance in all {

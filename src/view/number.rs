@@ -25,7 +25,9 @@ pub fn signed_gib(bytes: i64) -> String {
 pub fn column(addends: &[Bytes], foot: u64) -> Vec<String> {
     let mut floors: Vec<u64> = addends.iter().map(|b| floor_hundredths(*b)).collect();
     let mut order: Vec<usize> = (0..addends.len()).filter(|&i| addends[i] != Bytes::ZERO).collect();
-    order.sort_by_key(|&i| core::cmp::Reverse((u128::from(addends[i].get()) * 100) % u128::from(GIB)));
+    crate::order::sort_short_by_key(&mut order, |&i| {
+        core::cmp::Reverse((u128::from(addends[i].get()) * 100) % u128::from(GIB))
+    });
     let missing = foot.saturating_sub(floors.iter().sum());
     for &i in order.iter().cycle().take(usize::try_from(missing).unwrap_or(0).min(order.len())) {
         floors[i] += 1;

@@ -83,7 +83,7 @@ pub fn first(decision: &Decision, most: usize, text: &dyn Catalogue) -> Vec<Reme
         VerdictKind::Tight => Quoted::Process,
         _ => Quoted::Allocated,
     };
-    order.sort_by_key(|at| !fits(at));
+    crate::order::sort_short_by_key(&mut order, |at| !fits(at));
     order.truncate(most);
     rows(decision, &order, quoted, text)
 }

@@ -3,6 +3,7 @@
 use super::{Effect, RemedyId, Rule, Situation};
 use crate::decide::{Question, VerdictKind, judge};
 use crate::machine::{GpuChoice, Machine, gpus};
+use crate::order::sort_short_by_key;
 use crate::plan::Plan;
 use crate::recipe::Precision;
 
@@ -24,7 +25,7 @@ fn change(situation: &Situation<'_>) -> Option<Plan> {
         .filter_map(|gpu| Some((gpu.capacity()?.bytes, gpu)))
         .filter(|(capacity, _)| *capacity > current)
         .collect();
-    larger.sort_by_key(|(capacity, _)| *capacity);
+    sort_short_by_key(&mut larger, |(capacity, _)| *capacity);
     larger.into_iter().find_map(|(_, gpu)| {
         // Others' memory stays on the old card; a slice or a context that was given belongs to it too.
         let machine = Machine { gpu: Some(GpuChoice::Catalogue(gpu.name.clone())), ..Machine::default() };
