@@ -6,7 +6,7 @@ use crate::bill::{Bill, Cell, Column, Instant, Line, Part, PartBytes, Provenance
 use crate::order::sort_short_by;
 use crate::step::log::{Event, Mark, TensorInfo};
 use crate::step::repeat::stand_in;
-use crate::step::shape::Symbol;
+use crate::step::shape::{Dim, MAX_RANK, Symbol};
 use crate::step::train::Walk;
 use crate::units::Bytes;
 
@@ -39,9 +39,30 @@ struct Live<'a> {
     tensors: &'a [TensorInfo],
     repeats: u64,
     parts: Vec<Option<Part>>,
-    /// By layer walked, outside first; a walk that is written out has one entry.
-    layers: [PartBytes; 6],
+    /// All of it, and of it by layer walked, outside first.
+    all: Sums,
+    layers: [Sums; 6],
     layer: u32,
+}
+
+/// Bytes by part, and in all.
+#[derive(Clone, Copy, Default)]
+struct Sums {
+    parts: PartBytes,
+    total: u64,
+}
+
+impl Sums {
+    fn add(&mut self, part: Part, bytes: Bytes) {
+        self.parts.0[part as usize] += bytes;
+        self.total += bytes.get();
+    }
+
+    fn subtract(&mut self, part: Part, bytes: Bytes) {
+        let sum = &mut self.parts.0[part as usize];
+        *sum = *sum - bytes;
+        self.total -= bytes.get();
+    }
 }
 
 impl<'a> Live<'a> {
@@ -50,13 +71,20 @@ impl<'a> Live<'a> {
             tensors: &walk.tensors,
             repeats: walk.repeats,
             parts: vec![None; walk.tensors.len()],
-            layers: [PartBytes::default(); 6],
+            all: Sums::default(),
+            layers: [Sums::default(); 6],
             layer: 0,
         }
     }
 
-    fn layer_of(&self, info: &TensorInfo) -> usize {
-        if self.repeats == 0 { 0 } else { (info.layer as usize).min(5) }
+    /// Changes the sums that `info` counts in.
+    fn change(&mut self, info: &TensorInfo, change: impl Fn(&mut Sums)) {
+        change(&mut self.all);
+        if self.repeats > 0
+            && let Some(layer) = self.layers.get_mut(info.layer as usize)
+        {
+            change(layer);
+        }
     }
 
     fn apply(&mut self, event: Event) {
@@ -64,21 +92,21 @@ impl<'a> Live<'a> {
             Event::Alloc(id) => {
                 let info = &self.tensors[id as usize];
                 self.parts[id as usize] = Some(info.part);
-                self.layers[self.layer_of(info)].0[info.part as usize] += info.bytes;
+                self.change(info, |sums| sums.add(info.part, info.bytes));
             }
             Event::Free(id) => {
                 if let Some(part) = self.parts[id as usize].take() {
                     let info = &self.tensors[id as usize];
-                    let sum = &mut self.layers[self.layer_of(info)].0[part as usize];
-                    *sum = *sum - info.bytes;
+                    self.change(info, |sums| sums.subtract(part, info.bytes));
                 }
             }
             Event::Becomes(id, part) => {
                 if let Some(before) = self.parts[id as usize].replace(part) {
                     let info = &self.tensors[id as usize];
-                    let sums = &mut self.layers[self.layer_of(info)].0;
-                    sums[before as usize] = sums[before as usize] - info.bytes;
-                    sums[part as usize] += info.bytes;
+                    self.change(info, |sums| {
+                        sums.subtract(before, info.bytes);
+                        sums.add(part, info.bytes);
+                    });
                 }
             }
             Event::Layer(layer) => self.layer = layer,
@@ -86,22 +114,24 @@ impl<'a> Live<'a> {
         }
     }
 
-    /// The live set's sums, or none while no moment can be a phase's highest.
-    fn sums(&self) -> Option<PartBytes> {
-        let mut sums = self.layers[0];
-        if self.repeats == 0 {
-            return Some(sums);
-        }
-        let stand_in = stand_in(self.layer)? as usize;
-        for layer in &self.layers[1..] {
-            for (sum, bytes) in sums.0.iter_mut().zip(&layer.0) {
-                *sum += *bytes;
-            }
-        }
-        for (sum, bytes) in sums.0.iter_mut().zip(&self.layers[stand_in].0) {
+    /// Whose sums the repeated layers have; none while no moment can be a phase's highest.
+    fn repeated(&self) -> Option<&Sums> {
+        // Without repetition any layer will do: it is counted no further time.
+        if self.repeats == 0 { Some(&self.layers[0]) } else { self.layers.get(stand_in(self.layer)? as usize) }
+    }
+
+    /// Everything alive, or none while no moment can be a phase's highest.
+    fn total(&self) -> Option<u64> {
+        Some(self.all.total + self.repeated()?.total * self.repeats)
+    }
+
+    /// Everything alive by part, or none while no moment can be a phase's highest.
+    fn parts(&self) -> Option<PartBytes> {
+        let mut parts = self.all.parts;
+        for (sum, bytes) in parts.0.iter_mut().zip(&self.repeated()?.parts.0) {
             *sum += Bytes(bytes.get() * self.repeats);
         }
-        Some(sums)
+        Some(parts)
     }
 
     /// How many tensors `info` stands for.
@@ -125,14 +155,15 @@ fn last_step(events: &[Event]) -> core::ops::Range<usize> {
 pub fn bill(walk: &Walk, symbols: Vec<(&'static str, u64)>, sources: &Sources) -> Bill {
     let step = last_step(&walk.events);
     let highest = highest_moments(walk, &step);
+    let kinds = Kinds::of(&walk.tensors);
     let mut columns = Vec::new();
     for (instant, moment) in Instant::ALL.into_iter().zip(highest) {
         let mut live = Live::new(walk);
         for event in &walk.events[..moment] {
             live.apply(*event);
         }
-        let parts = live.sums().unwrap_or_default();
-        columns.push(Column { instant, parts, cells: cells(&live, &parts, sources) });
+        let parts = live.parts().unwrap_or_default();
+        columns.push(Column { instant, parts, cells: kinds.cells(&live, &parts, sources) });
     }
     let binding = columns.iter().max_by_key(|c| c.parts.total()).map_or(Instant::Step, |c| c.instant);
     Bill { columns, binding, symbols: symbols.into_iter().map(|(s, n)| (s.to_owned(), n)).collect() }
@@ -151,7 +182,7 @@ fn highest_moments(walk: &Walk, step: &core::ops::Range<usize>) -> [usize; 4] {
         // Only an allocation can be a new height.
         if at >= step.start
             && matches!(event, Event::Alloc(_))
-            && let Some(total) = live.sums().map(|s| s.total().get())
+            && let Some(total) = live.total()
             && total > best[instant as usize].0
         {
             best[instant as usize] = (total, at + 1);
@@ -160,41 +191,81 @@ fn highest_moments(walk: &Walk, step: &core::ops::Range<usize>) -> [usize; 4] {
     best.map(|(_, at)| at)
 }
 
-fn cells(live: &Live<'_>, parts: &PartBytes, sources: &Sources) -> Vec<Cell> {
-    // Alike: the same module, operation, element size and dimensions.
-    type Key = (&'static str, &'static str, u64, Vec<(u64, String)>);
-    let mut groups: [BTreeMap<Key, u64>; 5] = Default::default();
-    for (info, part) in live.tensors.iter().zip(&live.parts) {
-        let Some(part) = part else { continue };
-        if info.bytes == Bytes::ZERO {
-            continue;
-        }
-        let dims = info.dims.iter().filter(|d| d.n != 1 || d.sym.symbols().next().is_some());
-        let dims = dims.map(|d| (d.n, letters(d.sym.symbols()))).collect();
-        *groups[*part as usize].entry((info.scope, info.op, info.element, dims)).or_default() += live.times(info);
-    }
-    let cell = |part: Part| {
-        let mut lines: Vec<Line> = groups[part as usize]
+/// The kinds of tensors of a walk: the same module, operation, element size and dimensions. One is one line of a cell.
+struct Kinds {
+    /// By tensor, positions in `kinds`.
+    of: Vec<usize>,
+    kinds: Vec<Kind>,
+}
+
+struct Kind {
+    label: String,
+    formula: String,
+    numbers: String,
+    bytes: Bytes,
+}
+
+impl Kinds {
+    fn of(tensors: &[TensorInfo]) -> Self {
+        type Key<'a> = (&'a str, &'a str, u64, [Dim; MAX_RANK]);
+        let mut known: BTreeMap<Key<'_>, usize> = BTreeMap::new();
+        let mut kinds = Vec::new();
+        let of = tensors
             .iter()
-            .map(|((scope, op, element, dims), count)| {
-                let one = element * dims.iter().map(|(n, _)| n).product::<u64>();
-                Line {
-                    label: format!("{scope}: {op}"),
-                    count: *count,
-                    formula: product(
-                        *element,
-                        dims.iter().map(|(n, l)| if l.is_empty() { n.to_string() } else { l.clone() }),
-                    ),
-                    numbers: product(*element, dims.iter().map(|(n, _)| n.to_string())),
-                    bytes: Bytes(one * count),
-                    provenance: sources.of(part).clone(),
-                }
+            .map(|t| {
+                *known.entry((t.scope, t.op, t.element, t.dims)).or_insert_with(|| {
+                    kinds.push(Kind::of(t));
+                    kinds.len() - 1
+                })
             })
             .collect();
-        sort_short_by(&mut lines, |a, b| (b.bytes, &a.label) < (a.bytes, &b.label));
-        Cell { part, bytes: parts.get(part), lines }
-    };
-    Part::ALL.map(cell).into()
+        Self { of, kinds }
+    }
+
+    fn cells(&self, live: &Live<'_>, parts: &PartBytes, sources: &Sources) -> Vec<Cell> {
+        let mut counts = vec![[0u64; 5]; self.kinds.len()];
+        for ((info, part), kind) in live.tensors.iter().zip(&live.parts).zip(&self.of) {
+            if let Some(part) = part {
+                counts[*kind][*part as usize] += live.times(info);
+            }
+        }
+        let cell = |part: Part| {
+            let mut lines: Vec<Line> = self
+                .kinds
+                .iter()
+                .zip(&counts)
+                .map(|(kind, counts)| (kind, counts[part as usize]))
+                .filter(|(kind, count)| *count > 0 && kind.bytes > Bytes::ZERO)
+                .map(|(kind, count)| Line {
+                    label: kind.label.clone(),
+                    count,
+                    formula: kind.formula.clone(),
+                    numbers: kind.numbers.clone(),
+                    bytes: Bytes(kind.bytes.get() * count),
+                    provenance: sources.of(part).clone(),
+                })
+                .collect();
+            sort_short_by(&mut lines, |a, b| (b.bytes, &a.label) < (a.bytes, &b.label));
+            Cell { part, bytes: parts.get(part), lines }
+        };
+        Part::ALL.map(cell).into()
+    }
+}
+
+impl Kind {
+    fn of(t: &TensorInfo) -> Self {
+        let dims = || t.dims.iter().filter(|d| d.n != 1 || d.sym.symbols().next().is_some());
+        let symbol = |d: &Dim| match letters(d.sym.symbols()) {
+            none if none.is_empty() => d.n.to_string(),
+            letters => letters,
+        };
+        Self {
+            label: format!("{}: {}", t.scope, t.op),
+            formula: product(t.element, dims().map(symbol)),
+            numbers: product(t.element, dims().map(|d| d.n.to_string())),
+            bytes: t.bytes,
+        }
+    }
 }
 
 fn letters(symbols: impl Iterator<Item = Symbol>) -> String {
@@ -230,9 +301,10 @@ pub fn timeline(walk: &Walk) -> Vec<TimelinePoint> {
             if let Event::Enter(entered) = event {
                 instant = *entered;
             }
-            let Some(parts) = live.sums() else { continue };
-            let total = parts.total().get();
-            if best.as_ref().is_none_or(|(most, _)| total > *most) {
+            if let Some(total) = live.total()
+                && best.as_ref().is_none_or(|(most, _)| total > *most)
+                && let Some(parts) = live.parts()
+            {
                 best = Some((total, TimelinePoint { at: (i * stretch + j) as u64, instant, parts }));
             }
         }

@@ -49,7 +49,8 @@ impl Places {
 }
 
 /// The walk with every layer written out. `None` when the middle layers turn out not to be alike.
-pub(crate) fn expand(short: &Walk) -> Option<Walk> {
+#[must_use]
+pub fn expand(short: &Walk) -> Option<Walk> {
     if short.repeats == 0 {
         return Some(short.clone());
     }
@@ -125,19 +126,18 @@ impl Writer<'_> {
     /// A stretch of `layer`: what it says of the walked layers holds `shift` layers on.
     fn layer(&mut self, layer: u32, stretch: &[Event], shift: u32) -> Option<()> {
         self.events.push(Event::Layer(layer));
+        let repeated = layer >= MIDDLE && layer <= MIDDLE + self.repeats;
         for event in stretch {
             let number = |id: u32| {
                 let (of, place) = self.places.of[id as usize];
-                // A tensor from outside that a repeated layer frees would be freed again and again.
-                if of == 0 && layer > MIDDLE && layer < MIDDLE + self.repeats + 1 {
-                    return None;
-                }
-                Some((self.start)(if of == 0 { 0 } else { of + shift }) + place)
+                (self.start)(if of == 0 { 0 } else { of + shift }) + place
             };
             self.events.push(match *event {
-                Event::Alloc(id) => Event::Alloc(number(id)?),
-                Event::Free(id) => Event::Free(number(id)?),
-                Event::Becomes(id, part) => Event::Becomes(number(id)?, part),
+                Event::Alloc(id) => Event::Alloc(number(id)),
+                // What lies outside the layers would be freed once for each of them.
+                Event::Free(id) if repeated && self.places.of[id as usize].0 == 0 => return None,
+                Event::Free(id) => Event::Free(number(id)),
+                Event::Becomes(id, part) => Event::Becomes(number(id), part),
                 other => other,
             });
         }

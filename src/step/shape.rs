@@ -4,7 +4,7 @@ use crate::order::sort_short_by_key;
 use crate::units::MAX_DOCUMENT_BYTES;
 
 /// Up to four formula symbols, multiplied: `b`, `s`, `b s h`. Packed so that a shape stays `Copy`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Sym(u32);
 
 /// One formula symbol.
@@ -89,7 +89,7 @@ impl Sym {
 }
 
 /// A dimension: how many, and what it is called.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Dim {
     /// How many.
     pub n: u64,
