@@ -8,11 +8,18 @@ use vram_budget::bill::{Bill, Instant, Part};
 use vram_budget::decide::Decision;
 use vram_budget::plan::Plan;
 use vram_budget::reconcile::Row;
+use vram_budget::step::capacity::SmallestCard;
 
 /// The version of the document.
 const VERSION: u32 = 1;
 
-pub(super) fn print(plan: &Plan, decision: &Decision, rows: Option<&[Row]>, out: &mut dyn Write) -> anyhow::Result<()> {
+pub(super) fn print(
+    plan: &Plan,
+    decision: &Decision,
+    smallest: Option<&SmallestCard>,
+    rows: Option<&[Row]>,
+    out: &mut dyn Write,
+) -> anyhow::Result<()> {
     let estimate = &decision.estimate;
     let mut document = json!({
         "format": "vram-budget-estimate",
@@ -27,6 +34,8 @@ pub(super) fn print(plan: &Plan, decision: &Decision, rows: Option<&[Row]>, out:
         "bill": estimate.bill,
         "parameters": estimate.parameters,
         "readings": estimate.readings,
+        "on_card": estimate.on_card,
+        "smallest_card": smallest,
         "notes": estimate.notes,
         "tree": decision.tree,
         "remedies": decision.remedies,

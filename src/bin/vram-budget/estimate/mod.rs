@@ -11,6 +11,7 @@ use std::process::ExitCode;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use vram_budget::decide::decide;
+use vram_budget::estimate::smallest_card_of;
 use vram_budget::measure::Unit;
 
 use crate::exit::Rejected;
@@ -53,10 +54,12 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         Some(path) => Some(measured::rows(&decision, path, args.unit)?),
         None => None,
     };
+    // The rule of thumb has no step to replay.
+    let smallest = decision.estimate.readings.as_ref().and_then(|_| smallest_card_of(&plan).ok());
     if args.json {
-        json::print(&plan, &decision, rows.as_deref(), &mut out)?;
+        json::print(&plan, &decision, smallest.as_ref(), rows.as_deref(), &mut out)?;
     } else {
-        report::print(&plan, &decision, &mut out)?;
+        report::print(&plan, &decision, smallest.as_ref(), &mut out)?;
         if let Some(rows) = &rows {
             measured::print(rows, &mut out)?;
         }

@@ -11,15 +11,24 @@ use vram_budget::machine::GpuChoice;
 use vram_budget::model::ModelSource;
 use vram_budget::plan::Plan;
 use vram_budget::recipe::{Checkpointing, OptimizerImpl};
+use vram_budget::step::capacity::SmallestCard;
 use vram_budget::text::{Catalogue, Locale};
 use vram_budget::throughput::Throughput;
 use vram_budget::units::{Bytes, grouped, three_digits};
 
-pub(super) fn print(plan: &Plan, decision: &Decision, out: &mut dyn Write) -> io::Result<()> {
+pub(super) fn print(
+    plan: &Plan,
+    decision: &Decision,
+    smallest: Option<&SmallestCard>,
+    out: &mut dyn Write,
+) -> io::Result<()> {
     let text = Locale::En.text();
     answer(text, decision, out)?;
     job(text, plan, out)?;
     bill(text, decision, out)?;
+    if let Some(smallest) = smallest {
+        smallest_card(text, smallest, out)?;
+    }
     tree(text, decision, out)?;
     remedies(text, decision, out)?;
     // The rule of thumb is among the caveats too.
@@ -124,6 +133,21 @@ fn bill(text: &dyn Catalogue, decision: &Decision, out: &mut dyn Write) -> io::R
         writeln!(out, "{label:<18} {size:>15}")?;
     }
     Ok(())
+}
+
+/// What a card must give to the caching allocator, which frees its cache before it gives up.
+fn smallest_card(text: &dyn Catalogue, smallest: &SmallestCard, out: &mut dyn Write) -> io::Result<()> {
+    let SmallestCard { completes_bytes, fails_in_step, fails_at } = smallest;
+    let fails = match fails_in_step {
+        0 => "while the model is built".to_owned(),
+        step => format!("in step {step}, {}", text.at_instant(*fails_at)),
+    };
+    writeln!(
+        out,
+        "{:<18} {:>15}  beside the context; with less it fails {fails}",
+        "Smallest card",
+        gib(*completes_bytes)
+    )
 }
 
 fn gib(bytes: Bytes) -> String {
