@@ -61,6 +61,11 @@ impl Recipe {
         if fused_sgd {
             issues.push(Issue::new("recipe.optimizer.impl", IssueKind::NotModelled { what: "the fused SGD".into() }));
         }
+        if self.optimizer.name == OptimizerName::Adafactor && self.optimizer.implementation == Some(OptimizerImpl::Fused) {
+            let expected = "foreach or forloop: torch.optim.Adafactor has no fused implementation".into();
+            let kind = IssueKind::NotA { expected, found: "fused".into() };
+            issues.push(Issue::new("recipe.optimizer.impl", kind));
+        }
         if self.precision == Some(Precision::Bf16Master) && self.clip_grad.is_some() {
             let what = "clipping of FP32 main gradients".to_owned();
             issues.push(Issue::new("recipe.clip_grad", IssueKind::NotModelled { what }));

@@ -115,6 +115,9 @@ impl Catalogue for English {
             OptimizerName::AdamW => "AdamW",
             OptimizerName::Adam => "Adam",
             OptimizerName::Sgd => "SGD",
+            OptimizerName::Adafactor => "Adafactor (PyTorch)",
+            OptimizerName::AdafactorHf => "Adafactor (transformers)",
+            OptimizerName::AdamW8bit => "AdamW 8-bit (bitsandbytes)",
         }
     }
 

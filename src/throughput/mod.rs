@@ -135,6 +135,10 @@ fn update(work: &Work, recipe: &Recipe, precision: Precision, bytes_per_second: 
         OptimizerName::AdamW | OptimizerName::Adam => 7.0,
         OptimizerName::Sgd if recipe.optimizer.momentum != 0.0 => 5.0,
         OptimizerName::Sgd => 3.0,
+        // One byte per element of each state; their scales are a few percent of that.
+        OptimizerName::AdamW8bit => 3.0 + 4.0 / width,
+        // Second moments of rows and columns count for nothing; norms and means read the gradient three more times.
+        OptimizerName::Adafactor | OptimizerName::AdafactorHf => 6.0,
     };
     let once = work.parameters as f64 * width * tensors / (bytes_per_second * BANDWIDTH_SHARE);
     Some(match recipe.optimizer.implementation {

@@ -52,9 +52,10 @@ pub(crate) struct PlanArgs {
     #[arg(long, value_parser = precision(), help_heading = "Recipe")]
     precision: Option<Choice<Precision>>,
     /// Optimizer [default: adamw]
-    #[arg(long, value_parser = named::<OptimizerName>(&["adamw", "adam", "sgd"]), help_heading = "Recipe")]
+    #[arg(long, value_parser = named::<OptimizerName>(
+        &["adamw", "adam", "sgd", "adafactor", "adafactor_hf", "adamw8bit"]), help_heading = "Recipe")]
     optimizer: Option<OptimizerName>,
-    /// Its implementation [default: foreach]
+    /// Its implementation [default: foreach; Adafactor's: forloop]
     #[arg(long, value_parser = named::<OptimizerImpl>(&["foreach", "fused", "forloop"]), help_heading = "Recipe")]
     optimizer_impl: Option<OptimizerImpl>,
     /// SGD's momentum [default: 0]

@@ -1,13 +1,18 @@
 //! Optimizers: which states they hold and what a step allocates beside them. One file per optimizer.
 
+mod adafactor;
+mod adafactor_hf;
 mod adam;
+mod adamw8bit;
 mod sgd;
 
 use serde::{Deserialize, Serialize};
 
 use crate::bill::Part;
+use crate::step::ops::reduce::keepdim;
+use crate::step::shape::Shape;
 use crate::step::tape::Tape;
-use crate::step::tensor::Tensor;
+use crate::step::tensor::{Dtype, Tensor};
 
 /// An optimizer, its implementation, and the options that change what it allocates.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -45,11 +50,31 @@ pub enum OptimizerName {
     Adam,
     /// `torch.optim.SGD`: one state with momentum, none without.
     Sgd,
+    /// `torch.optim.Adafactor`: a row and a column of each matrix, in the weights' dtype.
+    Adafactor,
+    /// transformers' `Adafactor` with `scale_parameter=False, relative_step=False`: the same in FP32.
+    #[serde(rename = "adafactor_hf")]
+    AdafactorHf,
+    /// bitsandbytes' `AdamW8bit`: two states of one byte per element, in blocks that share a scale.
+    AdamW8bit,
 }
 
 impl OptimizerName {
     /// Every optimizer, in the order they are offered.
-    pub const ALL: [Self; 3] = [Self::AdamW, Self::Adam, Self::Sgd];
+    pub const ALL: [Self; 6] =
+        [Self::AdamW, Self::Adam, Self::Sgd, Self::Adafactor, Self::AdafactorHf, Self::AdamW8bit];
+
+    /// The implementations that its library offers; none where it has but one of its own.
+    #[must_use]
+    pub const fn implementations(self) -> &'static [OptimizerImpl] {
+        match self {
+            Self::AdamW | Self::Adam | Self::Sgd => {
+                &[OptimizerImpl::Foreach, OptimizerImpl::Fused, OptimizerImpl::Forloop]
+            }
+            Self::Adafactor => &[OptimizerImpl::Foreach, OptimizerImpl::Forloop],
+            Self::AdafactorHf | Self::AdamW8bit => &[],
+        }
+    }
 }
 
 /// How `torch.optim` runs a step.
@@ -70,19 +95,16 @@ pub(crate) type Slots = Vec<Vec<Tensor>>;
 
 impl Optimizer {
     /// Which implementation runs: `torch.optim` defaults to `foreach` on CUDA
-    /// (`_default_to_fused_or_foreach`, torch/optim/optimizer.py).
+    /// (`_default_to_fused_or_foreach`, torch/optim/optimizer.py), Adafactor to the for-loop
+    /// (torch/optim/_adafactor.py). An optimizer with no choice of implementations goes over one tensor at a time.
     #[must_use]
     pub fn implementation(&self) -> OptimizerImpl {
-        self.implementation.unwrap_or(OptimizerImpl::Foreach)
-    }
-
-    /// Bytes of state per element of a parameter whose states are `width` bytes wide.
-    #[must_use]
-    pub fn state_bytes_per_parameter(&self, width: u64) -> u64 {
         match self.name {
-            OptimizerName::AdamW | OptimizerName::Adam => 2 * width,
-            OptimizerName::Sgd if self.momentum != 0.0 => width,
-            OptimizerName::Sgd => 0,
+            OptimizerName::AdafactorHf | OptimizerName::AdamW8bit => OptimizerImpl::Forloop,
+            OptimizerName::Adafactor => self.implementation.unwrap_or(OptimizerImpl::Forloop),
+            OptimizerName::AdamW | OptimizerName::Adam | OptimizerName::Sgd => {
+                self.implementation.unwrap_or(OptimizerImpl::Foreach)
+            }
         }
     }
 
@@ -92,11 +114,26 @@ impl Optimizer {
         match self.name {
             OptimizerName::AdamW | OptimizerName::Adam => adam::step(tape, params, how, slots),
             OptimizerName::Sgd => sgd::step(tape, params, self.momentum, slots),
+            OptimizerName::Adafactor => adafactor::step(tape, params, how, slots),
+            OptimizerName::AdafactorHf => adafactor_hf::step(tape, params, slots),
+            OptimizerName::AdamW8bit => adamw8bit::step(tape, params, slots),
         }
     }
 }
 
 /// A state of a parameter's sizes and dtype.
 fn state_like(tape: &Tape, p: &Tensor, op: &'static str) -> Tensor {
-    tape.empty(*p.shape(), p.dtype(), Part::States, op)
+    state_of(tape, *p.shape(), p.dtype(), op)
+}
+
+/// A state of its own sizes and dtype.
+fn state_of(tape: &Tape, shape: Shape, dtype: Dtype, op: &'static str) -> Tensor {
+    tape.empty(shape, dtype, Part::States, op)
+}
+
+/// The sizes of Adafactor's row and column of a tensor: factored along its last two dimensions, if it has two.
+fn factored(p: &Tensor) -> Option<[Shape; 2]> {
+    let last = p.shape().rank().checked_sub(1)?;
+    let before = last.checked_sub(1)?;
+    Some([last, before].map(|i| keepdim(p.shape(), i)))
 }

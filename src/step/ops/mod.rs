@@ -11,7 +11,7 @@ mod matmul;
 mod moe;
 mod norm;
 mod pointwise;
-mod reduce;
+pub(crate) mod reduce;
 mod sort;
 mod view;
 
