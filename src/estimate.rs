@@ -11,7 +11,7 @@ use crate::issue::{Issue, IssueKind};
 use crate::machine::{Capability, Hardware};
 use crate::model::{Model, ModelSource, ReadModel, presets, read_config};
 use crate::plan::{Framework, Plan};
-use crate::recipe::Precision;
+use crate::recipe::{Precision, SdpaBackend};
 use crate::step::capacity::{SmallestCard, completes, smallest_card};
 use crate::step::readings::Readings;
 use crate::step::replay::replay;
@@ -104,6 +104,10 @@ impl Job {
         let alloc_conf = alloc_conf(&plan.framework).map_err(|found| issues.extend(found)).ok();
         if let Some(read) = &model {
             issues.extend(read.model.refusals(&plan.recipe));
+            if plan.recipe.sdpa_backend == Some(SdpaBackend::Math) && !read.model.takes_math_attention() {
+                let what = format!("the math backend of scaled_dot_product_attention in {}", read.model.family());
+                issues.push(Issue::new("recipe.sdpa_backend", IssueKind::NotModelled { what }));
+            }
             if let Some(lora) = &plan.recipe.lora {
                 issues.extend(crate::step::adapters::issues(read.model.as_ref(), lora));
             }

@@ -1,7 +1,7 @@
 //! The ranges within which a recipe is walked, and the checks that need no model.
 
 use crate::issue::{Issue, IssueKind};
-use crate::recipe::{MAX_LORA_RANK, OptimizerImpl, OptimizerName, Precision, Recipe, SdpaBackend};
+use crate::recipe::{MAX_LORA_RANK, OptimizerImpl, OptimizerName, Precision, Recipe};
 
 /// The most sequences per micro-batch.
 pub const MAX_MICRO_BATCH: u64 = 1 << 20;
@@ -39,12 +39,6 @@ impl Recipe {
                 issues.push(Issue::new("recipe.lora", IssueKind::NotModelled { what }));
             }
         }
-        let mut refuse = |field: &str, what: &str| {
-            issues.push(Issue::new(field, IssueKind::NotModelled { what: what.into() }));
-        };
-        if self.sdpa_backend == Some(SdpaBackend::Math) {
-            refuse("recipe.sdpa_backend", "the math backend of scaled_dot_product_attention");
-        }
         if !self.optimizer.momentum.is_finite() || self.optimizer.momentum < 0.0 {
             let expected = "a number that is not negative".into();
             let found = self.optimizer.momentum.to_string();
@@ -61,7 +55,9 @@ impl Recipe {
         if fused_sgd {
             issues.push(Issue::new("recipe.optimizer.impl", IssueKind::NotModelled { what: "the fused SGD".into() }));
         }
-        if self.optimizer.name == OptimizerName::Adafactor && self.optimizer.implementation == Some(OptimizerImpl::Fused) {
+        if self.optimizer.name == OptimizerName::Adafactor
+            && self.optimizer.implementation == Some(OptimizerImpl::Fused)
+        {
             let expected = "foreach or forloop: torch.optim.Adafactor has no fused implementation".into();
             let kind = IssueKind::NotA { expected, found: "fused".into() };
             issues.push(Issue::new("recipe.optimizer.impl", kind));

@@ -40,11 +40,11 @@ impl Run {
     pub fn new(tape: &Tape, recipe: &Recipe) -> Self {
         let attention = match recipe.attention.unwrap_or(Attention::Sdpa) {
             Attention::Eager => AttentionPlan::Eager,
-            Attention::Sdpa => AttentionPlan::Sdpa(recipe.sdpa_backend.and_then(|b| match b {
-                SdpaBackend::FlashAttention => Some(SdpaPath::Flash),
-                SdpaBackend::EfficientAttention => Some(SdpaPath::Efficient),
-                SdpaBackend::CudnnAttention => Some(SdpaPath::Cudnn),
-                SdpaBackend::Math => None,
+            Attention::Sdpa => AttentionPlan::Sdpa(recipe.sdpa_backend.map(|b| match b {
+                SdpaBackend::FlashAttention => SdpaPath::Flash,
+                SdpaBackend::EfficientAttention => SdpaPath::Efficient,
+                SdpaBackend::CudnnAttention => SdpaPath::Cudnn,
+                SdpaBackend::Math => SdpaPath::Math,
             })),
         };
         Self {

@@ -139,6 +139,10 @@ impl Model for Gpt2 {
         all
     }
 
+    fn takes_math_attention(&self) -> bool {
+        true
+    }
+
     fn buffers(&self) -> Vec<u64> {
         Vec::new()
     }

@@ -362,6 +362,10 @@ impl Model for Decoder {
         all
     }
 
+    fn takes_math_attention(&self) -> bool {
+        matches!(self.windows, Windows::None)
+    }
+
     fn buffers(&self) -> Vec<u64> {
         // inv_freq and original_inv_freq.
         vec![self.head / 2, self.head / 2]

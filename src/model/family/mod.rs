@@ -57,6 +57,10 @@ pub trait Model: Debug {
     fn linear_names(&self) -> Vec<Option<&'static str>> {
         Vec::new()
     }
+    /// Whether its attention is known to be plain causal attention, which the math backend can be forced to run.
+    fn takes_math_attention(&self) -> bool {
+        false
+    }
     /// The buffers, in FP32 elements each.
     fn buffers(&self) -> Vec<u64>;
     /// The dimensions.

@@ -1,6 +1,7 @@
 //! Scaled dot-product attention by backend, and softmax.
 
 use crate::step::autograd::Recorder;
+use crate::step::ops::efficient_kernel::EfficientKernel;
 use crate::step::ops::pointwise::first;
 use crate::step::shape::{Dim, Shape};
 use crate::step::tape::{Device, Tape};
@@ -15,6 +16,8 @@ pub enum SdpaPath {
     Efficient,
     /// cuDNN's fused attention.
     Cudnn,
+    /// The composite of products and softmax.
+    Math,
 }
 
 /// What the choice of backend looks at.
@@ -79,6 +82,7 @@ impl Tape {
             SdpaPath::Flash => self.flash(q, k, v, dropout),
             SdpaPath::Efficient => self.efficient(q, k, v, mask.as_ref(), dropout),
             SdpaPath::Cudnn => self.cudnn(q, k, v, mask.as_ref()),
+            SdpaPath::Math => self.math(q, k, v, dropout),
         }
     }
 
@@ -206,9 +210,8 @@ impl Tape {
                 drop(product);
                 copy
             };
-            let half = q.dtype().is_half();
-            let kernel = EfficientKernel::choose(t.device(), half, d.n.max(v.dim(3).n), dropout > 0.0);
-            let workspace = kernel.workspace(half, s.n, k.dim(2).n, d.n, v.dim(3).n).saturating_mul(b.n * a.n);
+            let kernel = EfficientKernel::choose(t.device(), q.dtype(), d.n.max(v.dim(3).n), dropout > 0.0);
+            let workspace = kernel.workspace(b.n * a.n, s.n, k.dim(2).n, [d.n, v.dim(3).n]);
             let workspace = t.scratch(workspace, "attention workspace");
             drop(delta);
             drop(workspace);
@@ -306,80 +309,11 @@ fn flash_splits(device: &Device, batch_heads: u64, queries: u64, keys: u64, head
     (1..=most).find(|&n| eligible(n) && efficiency(n) >= 0.85 * best).unwrap_or(1)
 }
 
-/// The kernel of the memory-efficient backward: rows of queries and of keys per block, and whether it holds the key and
-/// value gradients in registers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct EfficientKernel {
-    queries: u64,
-    keys: u64,
-    in_registers: bool,
-}
-
-impl EfficientKernel {
-    /// The first kernel for the card that takes heads of this size (`dispatch_cutlassB`, cutlassB.h at 2.15): cards with
-    /// less shared memory per block (7.5; 8.6, 8.9, 12.0) have smaller blocks.
-    const fn choose(device: &Device, half: bool, head: u64, dropout: bool) -> Self {
-        let turing = device.sm < 80;
-        let small = turing || matches!(device.sm, 86 | 89 | 120 | 121);
-        let (queries, keys, in_registers) = match (half, small, head) {
-            (_, _, 0..=64) => (64, 64, true),
-            (true, false, 65..=128) => (128, 128, true),
-            (true, true, 65..=128) if turing => (128, 64, true),
-            (true, true, 65..=96) if !dropout => (128, 64, true),
-            (true, true, 65..=128) => (64, 64, false),
-            (true, _, _) => (128, 64, false),
-            (false, false, _) => (128, 64, false),
-            (false, true, _) => (64, 64, false),
-        };
-        Self { queries, keys, in_registers }
-    }
-
-    /// Scratch per batch and head: the query gradient in FP32, in blocks that each have a lock; and the key and value
-    /// gradients where they are neither held in registers nor FP32 themselves (`workspace_size`, kernel_backward.h).
-    const fn workspace(self, half: bool, queries: u64, keys: u64, head: u64, value_head: u64) -> u64 {
-        const LOCK: u64 = 16;
-        let blocks = queries.div_ceil(self.queries).saturating_mul(head.div_ceil(self.keys));
-        let query_part = blocks.saturating_mul(LOCK + 4 * self.queries * self.keys);
-        if self.in_registers || !half {
-            return query_part;
-        }
-        let columns = head.next_multiple_of(self.queries) + value_head.next_multiple_of(self.queries);
-        query_part.saturating_add(keys.next_multiple_of(self.keys).saturating_mul(4 * columns))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     const A100: Device = Device { sm: 80, multiprocessors: 108, workspace_kept: false };
-
-    /// Recorded with PyTorch 2.15: 192 queries and keys, per batch and head.
-    #[test]
-    fn scratch_of_the_efficient_backward_follows_its_kernel() {
-        let on = |sm: u32, half: bool, head: u64, dropout: bool| {
-            let device = Device { sm, ..A100 };
-            EfficientKernel::choose(&device, half, head, dropout).workspace(half, 192, 192, head, head)
-        };
-        for (sm, half, head, dropout, bytes) in [
-            (80, true, 64, false, 393_600),
-            (80, true, 96, false, 1_048_832),
-            (80, true, 160, true, 4_719_360),
-            (80, true, 256, false, 5_243_904),
-            (80, false, 128, false, 1_049_088),
-            (80, false, 192, false, 1_573_632),
-            (86, true, 96, false, 1_049_088),
-            (86, true, 96, true, 2_360_064),
-            (86, true, 128, false, 2_360_064),
-            (86, false, 96, false, 787_200),
-            (75, true, 128, true, 1_049_088),
-            (75, true, 192, false, 4_719_360),
-            (75, false, 192, false, 1_180_800),
-            (90, true, 192, true, 4_719_360),
-        ] {
-            assert_eq!(8 * on(sm, half, head, dropout), bytes, "{sm} {half} {head} {dropout}");
-        }
-    }
 
     /// Recorded with PyTorch 2.15: two sequences of 384 tokens, four heads of 64 on 108 multiprocessors: two splits.
     #[test]

@@ -5,8 +5,10 @@
 
 mod attention;
 mod convolution;
+mod efficient_kernel;
 mod embedding;
 mod loss;
+mod math_attention;
 mod matmul;
 mod moe;
 mod norm;
