@@ -10,7 +10,7 @@ use crate::bill::{Instant, Part};
 use crate::model::family::{Built, Model, Run};
 use crate::plan::Framework;
 use crate::recipe::optimizer::Slots;
-use crate::recipe::{Checkpointing, Precision, Recipe, ZeroGrad};
+use crate::recipe::{Checkpointing, OptimizerImpl, Precision, Recipe, ZeroGrad};
 use crate::step::adapters;
 use crate::step::autograd::{Gradient, backward};
 use crate::step::log::{Event, Mark, TensorInfo};
@@ -349,32 +349,50 @@ impl<'a> Loop<'a> {
             self.clip();
             t.mark(Mark::ClipEnd);
         }
-        if scaled && found.is_none() {
-            found = Some(self.unscale());
-        }
+        // The fused implementation takes the scale and the overflow flag as tensors of its own.
+        let fused = scaled && self.recipe.optimizer.implementation() == OptimizerImpl::Fused;
+        let scaling = if fused {
+            let ready = found.is_none();
+            if ready {
+                found = Some(self.check_inf());
+            }
+            let flag = t.scalar(Dtype::F32, "found inf");
+            Some((flag, ready.then(|| t.scalar(Dtype::F32, "loss scale"))))
+        } else {
+            if scaled && found.is_none() {
+                found = Some(self.unscale());
+            }
+            None
+        };
         self.run_optimizer();
+        drop(scaling);
         drop(found);
     }
 
-    /// `GradScaler.unscale_`: gradients are divided in place; what it found lives until `update`. The inverse is taken
-    /// in FP64; the device's copies of both scalars are copies even of the same device.
+    /// `GradScaler.unscale_`: gradients are divided in place; what it found lives until `update`.
     fn unscale(&self) -> Tensor {
         let t = self.tape;
-        let inverse = {
-            let reciprocal = {
-                let scale = t.scratch(8, "inverse scale");
-                let reciprocal = t.scratch(8, "inverse scale");
-                drop(scale);
-                reciprocal
-            };
-            let inverse = t.scalar(Dtype::F32, "inverse scale");
-            drop(reciprocal);
-            inverse
-        };
+        // The reciprocal is taken in FP64 (torch/amp/grad_scaler.py, 2.15).
+        let double = t.scratch(8, "scale in FP64");
+        let reciprocal = t.scratch(8, "inverse scale in FP64");
+        drop(double);
+        let inverse = t.scalar(Dtype::F32, "inverse scale");
+        drop(reciprocal);
+        self.unscale_by(inverse)
+    }
+
+    /// `GradScaler._check_inf_per_device`: as if unscaling by 1.
+    fn check_inf(&self) -> Tensor {
+        self.unscale_by(self.tape.scalar(Dtype::F32, "inverse scale"))
+    }
+
+    fn unscale_by(&self, inverse: Tensor) -> Tensor {
+        let t = self.tape;
         let found = t.scalar(Dtype::F32, "found inf");
+        // `_MultiDeviceReplicator` copies both even on their own device.
         let kept = t.scalar(Dtype::F32, "found inf");
-        let inverse_here = t.scalar(Dtype::F32, "inverse scale");
-        drop(inverse_here);
+        let copy = t.scalar(Dtype::F32, "inverse scale");
+        drop(copy);
         drop(inverse);
         drop(found);
         kept
@@ -402,8 +420,13 @@ impl<'a> Loop<'a> {
             drop(norms.pop());
         }
         t.set_layer(0);
+        // max_norm / (total + 1e-6), clamped (torch/nn/utils/clip_grad.py, 2.15).
+        let sum = t.scalar(Dtype::F32, "clip factor");
+        let reciprocal = t.scalar(Dtype::F32, "clip factor");
         let factor = t.scalar(Dtype::F32, "clip factor");
-        drop(factor);
+        drop((reciprocal, sum));
+        let clamped = t.scalar(Dtype::F32, "clip factor");
+        drop((clamped, factor));
         drop(total);
     }
 

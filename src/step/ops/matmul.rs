@@ -147,8 +147,13 @@ impl Tape {
     }
 
     /// Scratch of one cuBLASLt product: 1 MiB on every generation (`CUBLASLT_WORKSPACE_SIZE`, ATen/cuda/CUDABlas.cpp;
-    /// recorded with PyTorch 2.15 on compute capabilities 8.0, 8.9, 9.0 and 10.0).
+    /// recorded with PyTorch 2.15 on compute capabilities 8.0, 8.9, 9.0 and 10.0). Where cuBLAS workspaces are kept,
+    /// cuBLASLt uses the thread's kept one (recorded with PyTorch 2.15 and `TORCH_CUBLAS_WORKSPACE_CACHE=1`; by default
+    /// so since 2.11, pytorch/pytorch#168175).
     fn blas_lt_workspace(&self) -> Option<Tensor> {
+        if self.device().workspace_kept {
+            return self.blas_workspace();
+        }
         if self.stopped() {
             return None;
         }
