@@ -16,7 +16,9 @@ const FIGURES: [ReadingName; 2] = [ReadingName::MaxAllocated, ReadingName::MaxRe
 fn every_case_that_is_not_refused_is_predicted() {
     let mut predicted: BTreeMap<String, (usize, usize)> = BTreeMap::new();
     let mut wrong = Vec::new();
-    for line in include_str!("data/training-steps/cases.jsonl").lines() {
+    let tables =
+        [include_str!("data/training-steps/cases.jsonl"), include_str!("data/training-steps/workspace-kept.jsonl")];
+    for line in tables.into_iter().flat_map(str::lines) {
         let case = Case::read(line).unwrap();
         let Ok(plan) = &case.plan else { continue };
         if case.out_of_memory {

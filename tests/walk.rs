@@ -5,7 +5,7 @@ use vram_budget::bill::{Instant, Part, Sources, bill, modelled};
 use vram_budget::estimate::{Job, estimate};
 use vram_budget::model::ModelSource;
 use vram_budget::plan::{Framework, PLAN_VERSION, Plan, Policy};
-use vram_budget::recipe::{Attention, Checkpointing, Optimizer, OptimizerImpl, OptimizerName, Precision, Recipe};
+use vram_budget::recipe::{Attention, Checkpointing, Optimizer, OptimizerName, Precision, Recipe, SdpaBackend};
 use vram_budget::step::log::Event;
 use vram_budget::step::repeat::expand;
 use vram_budget::step::train::{Steps, Walk, walk_literally, walk_short};
@@ -36,19 +36,32 @@ fn gpt2(layers: u64, hidden: u64) -> serde_json::Value {
     })
 }
 
+/// Every optimizer in every implementation of its own.
+fn any_optimizer() -> impl Strategy<Value = Optimizer> {
+    let mut all = vec![Optimizer { name: OptimizerName::Sgd, implementation: None, momentum: 0.9 }];
+    for name in OptimizerName::ALL.into_iter().filter(|name| *name != OptimizerName::Sgd) {
+        let own = name.implementations();
+        let choices = if own.is_empty() { vec![None] } else { own.iter().copied().map(Some).collect() };
+        all.extend(choices.into_iter().map(|implementation| Optimizer { name, implementation, momentum: 0.0 }));
+    }
+    prop::sample::select(all)
+}
+
 prop_compose! {
     fn any_recipe()(
         precision in prop::sample::select(Precision::ALL.into_iter().filter(|p| *p != Precision::RuleOfThumb).collect::<Vec<_>>()),
         eager in any::<bool>(),
         full in any::<bool>(),
-        implementation in prop::sample::select(vec![OptimizerImpl::Foreach, OptimizerImpl::Fused, OptimizerImpl::Forloop]),
+        optimizer in any_optimizer(),
+        math in any::<bool>(),
         micro_batch in 1u64..4,
         seq in 1u64..9,
         grad_accum in 1u64..4,
     ) -> Recipe {
         Recipe {
             precision: Some(precision),
-            optimizer: Optimizer { name: OptimizerName::AdamW, implementation: Some(implementation), momentum: 0.0 },
+            optimizer,
+            sdpa_backend: math.then_some(SdpaBackend::Math),
             attention: Some(if eager { Attention::Eager } else { Attention::Sdpa }),
             checkpointing: if full { Checkpointing::Full } else { Checkpointing::None },
             micro_batch,
