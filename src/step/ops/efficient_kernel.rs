@@ -59,7 +59,9 @@ mod tests {
     use super::*;
 
     /// Compute capability, element type, head size, (heads of all sequences, tokens), bytes.
-    const RECORDED: [(u32, Dtype, u64, (u64, u64), u64); 20] = [
+    type Recorded = (u32, Dtype, u64, (u64, u64), u64);
+
+    const RECORDED: [Recorded; 20] = [
         (120, Dtype::Bf16, 96, (2, 65), 393_344),
         (120, Dtype::Bf16, 96, (24, 300), 11_800_320),
         (120, Dtype::F32, 160, (2, 65), 196_800),
