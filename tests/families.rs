@@ -36,7 +36,9 @@ fn further_families_are_predicted() {
         let readings = estimate(plan).unwrap().readings.unwrap();
         for (name, ours, most) in [
             (ReadingName::MaxAllocated, readings.max_allocated, 0.003),
-            (ReadingName::MaxReserved, readings.max_reserved, 0.015),
+            // Gemma 3 makes its two rotary tables in the order of a Python set of strings, which varies from run to run;
+            // small models' addresses, and so what stays reserved, depend on it.
+            (ReadingName::MaxReserved, readings.max_reserved, if case.family == "gemma3_text" { 0.03 } else { 0.015 }),
         ] {
             let Figure::Bytes(measured) = case.readings.iter().find(|r| r.name == name).unwrap().figure else {
                 panic!("{} has bytes", case.id)

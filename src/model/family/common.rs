@@ -214,7 +214,8 @@ pub(super) fn rotate(t: &Tape, x: &Tensor, cos: &Tensor, sin: &Tensor) -> Tensor
 /// The first `rotary` dimensions of each head, and the rest, as views.
 pub(super) fn rotated_parts(t: &Tape, x: &Tensor, rotary: u64) -> [Tensor; 2] {
     let d = x.dim(3);
-    let rotated = t.slice(x, 3, Dim::plain(rotary));
+    // A slice of everything is the tensor itself under another name.
+    let rotated = if rotary == d.n { t.reshape(x, x.shape().dims()) } else { t.slice(x, 3, Dim::plain(rotary)) };
     let pass = t.slice(x, 3, Dim::plain(d.n - rotary));
     [rotated, pass]
 }
@@ -233,8 +234,8 @@ fn repeat_kv(t: &Tape, x: &Tensor, heads: Dim) -> Tensor {
     let (b, s, d) = (x.dim(0), x.dim(2), x.dim(3));
     let five = t.unsqueeze(x, 2);
     let five = t.expand(&five, 2, Dim::plain(groups));
-    let copy = t.contiguous(&five);
-    t.reshape(&copy, &[b, heads, s, d])
+    // A single head is repeated as a view.
+    t.reshape(&five, &[b, heads, s, d])
 }
 
 /// Causal attention of q [b, a, s, d] over k, v [b, g, s, d]; returns [b, s, a·d], and the probabilities where they are

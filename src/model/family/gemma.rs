@@ -381,7 +381,8 @@ impl BuiltGemma {
         });
         for ((i, layer), &sliding) in (1u32..).zip(&self.layers).zip(&p.sliding) {
             t.set_layer(i);
-            let (cos, sin) = &tables[if sliding { tables.len() - 1 } else { 0 }];
+            // Which table is made first is the order of a Python set of strings, which varies from run to run.
+            let (cos, sin) = &tables[if sliding { 0 } else { tables.len() - 1 }];
             let call = Call {
                 plan: self.plan.clone(),
                 layer: layer.clone(),

@@ -8,6 +8,8 @@ mod gemma;
 mod gpt2;
 mod gpt_neox;
 mod llama;
+mod opt;
+mod rotary;
 mod vit;
 
 use core::fmt::Debug;
@@ -113,6 +115,11 @@ impl Family {
         Self { model_type: "qwen3", architecture: "Qwen3ForCausalLM", read: llama::read_qwen3 },
         Self { model_type: "mixtral", architecture: "MixtralForCausalLM", read: llama::read_mixtral },
         Self { model_type: "qwen3_moe", architecture: "Qwen3MoeForCausalLM", read: llama::read_qwen3_moe },
+        Self { model_type: "phi", architecture: "PhiForCausalLM", read: rotary::read_phi },
+        Self { model_type: "phi3", architecture: "Phi3ForCausalLM", read: rotary::read_phi3 },
+        Self { model_type: "olmo2", architecture: "Olmo2ForCausalLM", read: rotary::read_olmo2 },
+        Self { model_type: "starcoder2", architecture: "Starcoder2ForCausalLM", read: rotary::read_starcoder2 },
+        Self { model_type: "opt", architecture: "OPTForCausalLM", read: opt::read },
         Self { model_type: "gemma", architecture: "GemmaForCausalLM", read: gemma::read_gemma },
         Self { model_type: "gemma2", architecture: "Gemma2ForCausalLM", read: gemma::read_gemma2 },
         Self { model_type: "gemma3_text", architecture: "Gemma3ForCausalLM", read: gemma::read_gemma3 },

@@ -178,6 +178,11 @@ impl Tape {
         };
         let padded = Dim::plain(s.n.next_multiple_of(32));
         let lse = self.temp(Shape::new(&[b, a, padded]), Dtype::F32, "log-sum-exp");
+        // Output of heads too large for registers gathers in FP32 (`kNeedsOutputAccumulatorBuffer`).
+        if q.dtype().is_half() && v.dim(3).n > 128 {
+            let gathers = self.temp(*out.shape(), Dtype::F32, "attention output in FP32");
+            drop(gathers);
+        }
         let so = r.save(&out);
         let lse_saved = r.save(&lse);
         let state_saved = state.as_ref().map(|(seed, offset)| [r.save(seed), r.save(offset)]);

@@ -14,7 +14,12 @@ impl Tape {
         let logits = self.to(logits, Dtype::F32);
         let (b, s) = (labels.dim(0), labels.dim(1));
         let padded = self.temp(Shape::new(&[b, Dim::plain(s.n.saturating_add(1))]), Dtype::I64, "padded labels");
-        let shifted = self.temp(*labels.shape(), Dtype::I64, "shifted labels");
+        // `padded[..., 1:].contiguous()`: one row alone is contiguous as it is.
+        let shifted = if b.n == 1 {
+            padded.alias(*labels.shape())
+        } else {
+            self.temp(*labels.shape(), Dtype::I64, "shifted labels")
+        };
         let rows = b.times(s);
         let flat = self.reshape(&logits, &[rows, logits.dim(2)]);
         let out = self.cross_entropy(&flat, &shifted);
