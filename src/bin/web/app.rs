@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use vram_budget::text::{Label, Msg};
-use vram_budget::view::{Action, State, Theme};
+use vram_budget::view::{Action, State};
 use yew::prelude::*;
 
 use crate::answer::answer_panel;
@@ -19,17 +19,15 @@ use crate::timeline::timeline_section;
 /// What the page starts with.
 #[derive(Clone, PartialEq, Properties)]
 pub(crate) struct Props {
-    /// The URL's fragment.
-    pub(crate) fragment: AttrValue,
-    /// The stored colours.
-    pub(crate) theme: Theme,
+    /// The state at the start.
+    pub(crate) start: Rc<State>,
 }
 
 /// The whole page.
 #[component]
 pub(crate) fn App(props: &Props) -> Html {
-    let Props { fragment, theme } = props.clone();
-    let store = &use_reducer(|| Store(Rc::new(State { theme, ..State::from_fragment(&fragment) })));
+    let start = Rc::clone(&props.start);
+    let store = &use_reducer(|| Store(start));
     let text = store.text();
     platform::use_fragment(store);
     platform::use_theme(store);

@@ -11,14 +11,19 @@ mod measured;
 mod platform;
 mod steps;
 mod store;
+#[cfg(test)]
+mod tests;
 mod timeline;
 
 #[cfg(target_arch = "wasm32")]
 fn main() {
+    use vram_budget::view::State;
+
     platform::keep_input_on_panic();
     let Some(root) = gloo::utils::document().get_element_by_id("app") else { return };
-    let props = app::Props { fragment: platform::fragment().into(), theme: platform::stored_theme() };
-    yew::Renderer::<app::App>::with_root_and_props(root, props).render();
+    let start = State { theme: platform::stored_theme(), ..State::from_fragment(&platform::fragment()) };
+    platform::remember(&start);
+    yew::Renderer::<app::App>::with_root_and_props(root, app::Props { start: start.into() }).render();
     platform::say_started();
 }
 

@@ -1,0 +1,242 @@
+//! The whole page, rendered without a browser: what every state of it must hold.
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeSet;
+use std::rc::Rc;
+
+use futures::executor::block_on;
+use vram_budget::bill::{Instant, Part};
+use vram_budget::machine::GpuChoice;
+use vram_budget::recipe::{Attention, Checkpointing, OptimizerImpl, OptimizerName, Precision};
+use vram_budget::view::measured::{EXAMPLE_DOCUMENT, EXAMPLE_SCRIPT};
+use vram_budget::view::{Action, Field, GpuPick, Notice, Panel, State, example};
+use yew::LocalServerRenderer;
+
+use crate::app::{App, Props};
+
+fn render(state: State) -> String {
+    let props = Props { start: Rc::new(state) };
+    block_on(LocalServerRenderer::<App>::with_props(props).hydratable(false).render())
+}
+
+fn after(actions: impl IntoIterator<Item = Action>) -> State {
+    let state = actions.into_iter().fold(Rc::new(State::new(&example())), |state, action| state.reduce(action));
+    Rc::unwrap_or_clone(state)
+}
+
+/// One element of the rendered page.
+#[derive(Clone, Debug)]
+struct Element {
+    tag: String,
+    attributes: Vec<(String, String)>,
+    /// The text inside, of its descendants too.
+    text: String,
+    /// The tags around it, outermost first.
+    around: Vec<String>,
+}
+
+impl Element {
+    fn get(&self, name: &str) -> Option<&str> {
+        self.attributes.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
+    }
+}
+
+/// Reads what the renderer writes: well-formed tags, quoted attributes, escaped text. It fails on anything else.
+fn elements(html: &str) -> Vec<Element> {
+    const VOID: [&str; 2] = ["input", "br"];
+    let mut all: Vec<Element> = Vec::new();
+    let mut open: Vec<usize> = Vec::new();
+    let mut rest = html;
+    while let Some(at) = rest.find('<') {
+        let (text, tag_on) = rest.split_at(at);
+        for &outer in &open {
+            all[outer].text.push_str(text);
+        }
+        let end = tag_on.find('>').unwrap();
+        let inside = &tag_on[1..end];
+        rest = &tag_on[end + 1..];
+        if let Some(name) = inside.strip_prefix('/') {
+            let closed = open.pop().unwrap();
+            assert_eq!(all[closed].tag, name, "tags nest");
+            continue;
+        }
+        let (tag, mut attributes) = inside.split_once(' ').unwrap_or((inside, ""));
+        let mut element = Element {
+            tag: tag.trim_end_matches('/').to_owned(),
+            attributes: Vec::new(),
+            text: String::new(),
+            around: open.iter().map(|&outer| all[outer].tag.clone()).collect(),
+        };
+        while let Some((name, after)) = attributes.trim_start().split_once("=\"") {
+            let (value, after) = after.split_once('"').unwrap();
+            element.attributes.push((name.to_owned(), value.to_owned()));
+            attributes = after;
+        }
+        assert!(matches!(attributes.trim(), "" | "/"), "an attribute without quotes: {attributes}");
+        let void = VOID.contains(&element.tag.as_str()) || attributes.trim() == "/";
+        all.push(element);
+        if !void {
+            open.push(all.len() - 1);
+        }
+    }
+    assert!(open.is_empty(), "every tag is closed");
+    all
+}
+
+/// States that between them show every part of the page.
+fn states() -> Vec<(&'static str, State)> {
+    let mut fits = example();
+    fits.model = vram_budget::model::ModelSource::Preset("gpt2".into());
+    fits.recipe.seq_len = 1024;
+    fits.machine.gpu = Some(GpuChoice::Catalogue("A100 SXM4 80GB".into()));
+    let typed = |field: Field, text: &str| Action::Type(field, text.into());
+    vec![
+        ("does not fit", State::new(&example())),
+        ("fits", State::new(&fits)),
+        ("unknown GPU, unknown precision", after([Action::Gpu(GpuPick::Unknown), Action::Precision(None)])),
+        ("rule of thumb", after([Action::Precision(Some(Precision::RuleOfThumb))])),
+        ("own GPU", after([Action::Gpu(GpuPick::Own), typed(Field::GpuMemory, "96 GiB"), Action::InUseKnown(true)])),
+        (
+            "SGD, eager, checkpointing",
+            after([
+                Action::Optimizer(OptimizerName::Sgd),
+                Action::Implementation(Some(OptimizerImpl::Forloop)),
+                Action::Attention(Some(Attention::Eager)),
+                Action::Checkpointing(Checkpointing::Full),
+            ]),
+        ),
+        (
+            "every field wrong",
+            after(Field::ALL.map(|field| typed(field, "?!")).into_iter().chain([
+                Action::Gpu(GpuPick::Own),
+                Action::Optimizer(OptimizerName::Sgd),
+                Action::Config(Some("{ not json".into())),
+            ])),
+        ),
+        ("config box", after([Action::Panel(Panel::Config, true), Action::Panel(Panel::Answer, true)])),
+        ("open cell", after([Action::Cell(Part::Activations, Instant::Loss)])),
+        ("empty cell", after([Action::Cell(Part::Gradients, Instant::Forward)])),
+        ("tried", after([Action::Try(0, "something".into())])),
+        ("measured by script", after([Action::MeasuredText(EXAMPLE_SCRIPT.into())])),
+        ("measured document", after([Action::Paste(EXAMPLE_DOCUMENT.into()), Action::UseMeasuredPlan])),
+        (
+            "which unit",
+            after([Action::MeasuredText(
+                r#"{"base": 1.5, "forward_delta": 2, "backward_delta": 0.5, "step_delta": 3, "peak": 9}"#.into(),
+            )]),
+        ),
+        ("garbage pasted", after([Action::Paste("<script>alert(1)</script> \"quoted\" & more".into())])),
+        ("notice", after([Action::Notice(Some(Notice::Copied))])),
+    ]
+}
+
+#[test]
+fn every_control_has_a_name_and_every_reference_a_target() {
+    for (name, state) in states() {
+        let all = elements(&render(state));
+        let ids: Vec<&str> = all.iter().filter_map(|e| e.get("id")).collect();
+        let unique: BTreeSet<&str> = ids.iter().copied().collect();
+        assert_eq!(ids.len(), unique.len(), "{name}: ids are unique");
+        for element in &all {
+            for reference in ["for", "aria-describedby", "aria-controls", "aria-labelledby", "popovertarget"] {
+                for id in element.get(reference).unwrap_or_default().split_whitespace() {
+                    assert!(unique.contains(id), "{name}: {reference}={id} leads nowhere");
+                }
+            }
+            let hidden = element.get("hidden").is_some() || element.get("aria-hidden") == Some("true");
+            if matches!(element.tag.as_str(), "input" | "select" | "textarea") && !hidden {
+                let id = element.get("id").unwrap_or_default();
+                let labelled = all.iter().any(|e| e.tag == "label" && e.get("for") == Some(id) && !e.text.is_empty());
+                let inside = element.around.contains(&"label".into());
+                assert!(labelled || inside || element.get("aria-label").is_some(), "{name}: {id} has no label");
+            }
+            if element.get("role") == Some("img") {
+                assert!(element.get("aria-label").is_some_and(|l| !l.is_empty()), "{name}: a picture without words");
+            }
+        }
+    }
+}
+
+#[test]
+fn headings_are_in_order_and_nothing_that_speaks_is_empty() {
+    for (name, state) in states() {
+        let all = elements(&render(state));
+        let levels: Vec<u32> =
+            all.iter().filter_map(|e| e.tag.strip_prefix('h').and_then(|level| level.parse().ok())).collect();
+        assert_eq!(levels.iter().filter(|level| **level == 1).count(), 1, "{name}: one h1");
+        assert!(levels.windows(2).all(|pair| pair[1] <= pair[0] + 1), "{name}: levels are not skipped: {levels:?}");
+        for element in &all {
+            let speaks = matches!(
+                element.tag.as_str(),
+                "a" | "button"
+                    | "caption"
+                    | "dd"
+                    | "dt"
+                    | "h1"
+                    | "h2"
+                    | "h3"
+                    | "label"
+                    | "legend"
+                    | "li"
+                    | "option"
+                    | "p"
+                    | "summary"
+            );
+            assert!(!speaks || !element.text.trim().is_empty(), "{name}: an empty {element:?}");
+        }
+    }
+}
+
+#[test]
+fn the_content_security_policy_has_nothing_to_refuse() {
+    for (name, state) in states() {
+        for element in elements(&render(state)) {
+            assert!(element.tag != "script" && element.tag != "style", "{name}");
+            for (attribute, _) in &element.attributes {
+                assert!(attribute != "style" && !attribute.starts_with("on"), "{name}: {attribute} on {}", element.tag);
+            }
+        }
+    }
+}
+
+#[test]
+fn no_figure_is_a_leak_of_the_program() {
+    for (name, state) in states() {
+        let all = elements(&render(state));
+        let text = &all.iter().find(|e| e.tag == "main").unwrap().text;
+        for leak in ["NaN", "inf ", "None", "Some(", "undefined", "null"] {
+            assert!(!text.contains(leak), "{name}: {leak} is in the text");
+        }
+    }
+}
+
+#[test]
+fn the_first_paint_is_a_computed_example() {
+    let all = elements(&render(State::from_fragment("")));
+    let by_id = |id: &str| all.iter().find(|e| e.get("id") == Some(id)).unwrap();
+    assert_eq!(by_id("verdict").text, "Does not fit");
+    // 74.787 GiB is the measured peak of this job.
+    assert!(by_id("needed").text.starts_with("74.8"), "{}", by_id("needed").text);
+}
+
+#[test]
+fn a_hostile_text_is_text() {
+    let html = render(after([Action::Paste("<script>alert(1)</script>".into())]));
+    assert!(!html.contains("<script>"));
+    assert!(html.contains("&lt;script&gt;alert(1)"));
+}
+
+#[test]
+fn wrong_fields_say_so_beside_them_and_in_the_summary() {
+    let state = after([Action::Type(Field::SeqLen, "20x".into()), Action::Type(Field::MicroBatch, "0".into())]);
+    let all = elements(&render(state));
+    let by_id = |id: &str| all.iter().find(|e| e.get("id") == Some(id)).unwrap();
+    assert_eq!(by_id("seq-len").get("aria-invalid"), Some("true"));
+    assert_eq!(by_id("seq-len").get("value"), Some("20x"));
+    assert!(by_id("seq-len-issue").text.contains("20x"));
+    let links: Vec<&str> = all.iter().filter_map(|e| e.get("href")).collect();
+    assert!(links.contains(&"#seq-len"));
+    // The last good answer stays.
+    assert_eq!(by_id("verdict").text, "Does not fit");
+    assert!(all.iter().any(|e| e.get("class") == Some("stale")));
+}
