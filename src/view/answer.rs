@@ -96,9 +96,9 @@ pub struct Segment {
 }
 
 impl Answer {
-    /// The answer to `plan`.
+    /// The answer to `plan`, with the remedies of the decision that has them priced.
     #[must_use]
-    pub fn new(plan: &Plan, decision: &Decision, text: &dyn Catalogue) -> Self {
+    pub fn new(plan: &Plan, decision: &Decision, priced: Option<&Decision>, text: &dyn Catalogue) -> Self {
         let verdict = &decision.verdict;
         let estimate_notes = decision.estimate.notes.iter();
         let numbers = &verdict.numbers;
@@ -135,7 +135,7 @@ impl Answer {
             bar: bar(decision, text),
             sums_head: text.say(&Msg::SumsHead { instant: decision.estimate.bill.binding }),
             sums: sums(decision, text),
-            first: remedy::first(decision, SHOWN_REMEDIES, text),
+            first: priced.map(|priced| remedy::first(priced, SHOWN_REMEDIES, text)).unwrap_or_default(),
             wants_change: verdict.kind != VerdictKind::Fits,
             caveats: decision
                 .caveats

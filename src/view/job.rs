@@ -39,6 +39,18 @@ pub fn gpus(filter: &str, chosen: &GpuPick) -> Vec<&'static Gpu> {
         .collect()
 }
 
+/// The first preset that the filter leaves; none without a filter.
+#[must_use]
+pub fn first_preset(filter: &str) -> Option<&'static str> {
+    presets(filter, "").first().copied().filter(|_| !filter.trim().is_empty())
+}
+
+/// The first GPU that the filter leaves; none without a filter.
+#[must_use]
+pub fn first_gpu(filter: &str) -> Option<&'static Gpu> {
+    gpus(filter, &GpuPick::Unknown).first().copied().filter(|_| !filter.trim().is_empty())
+}
+
 /// Whether every word of the filter is in the name.
 fn matches(name: &str, filter: &str) -> bool {
     let name = name.to_lowercase();
@@ -119,6 +131,7 @@ fn control(issue: &Issue, state: &State) -> (&'static str, Option<Label>) {
         "recipe.precision" => ("precision", Some(Label::Precision)),
         "recipe.attention" | "recipe.sdpa_backend" => ("attention", Some(Label::Attention)),
         "recipe.checkpointing" => ("checkpointing", Some(Label::Checkpointing)),
+        "recipe.optimizer.impl" => ("implementation", Some(Label::Implementation)),
         _ if starts("recipe.optimizer") => ("optimizer", Some(Label::Optimizer)),
         _ if starts("machine") => (GPU_ID, None),
         // What is wrong inside a config.json is named by its own field.

@@ -1,6 +1,6 @@
 //! Rows of remedies: what to change, what it saves, how it then stands.
 
-use crate::decide::{Decision, Status, VerdictKind};
+use crate::decide::{Decision, RemedyId, Status, VerdictKind};
 use crate::text::Catalogue;
 use crate::units::Bytes;
 use crate::view::answer::status;
@@ -9,8 +9,8 @@ use crate::view::number::{gib, signed_gib};
 /// One remedy as a row.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RemedyRow {
-    /// Its position in the decision's list, by which it is tried.
-    pub index: usize,
+    /// Which, by which it is tried.
+    pub id: RemedyId,
     /// What it is.
     pub name: String,
     /// What it does.
@@ -51,7 +51,7 @@ fn row(decision: &Decision, index: usize, quoted: Quoted, text: &dyn Catalogue) 
     }
     .unwrap_or((remedy.peak_bytes, remedy.saved_bytes));
     Some(RemedyRow {
-        index,
+        id: remedy.id,
         name: text.remedy(remedy),
         note: text.remedy_note(remedy).into(),
         summary: format!("{}; {}", text.verdict(remedy.verdict), text.effect(remedy.effect)),

@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use crate::bill::{Instant, Part};
-use crate::decide::{Decision, decide};
+use crate::decide::{self, Decision, RemedyId};
 use crate::issue::Issue;
 use crate::measure::{self, ImportError, Imported, Measurement, Unit};
 use crate::model::ModelSource;
@@ -11,7 +11,7 @@ use crate::plan::{Plan, Policy};
 use crate::recipe::{Attention, Checkpointing, OptimizerImpl, OptimizerName, Precision};
 use crate::text::LinkProblem;
 use crate::units::Bytes;
-use crate::view::{Draft, Field, GpuPick, Intake, link, recognise};
+use crate::view::{Draft, Field, GpuPick, Intake, job, link, recognise};
 
 /// How many tried remedies can be undone.
 const MAX_UNDO: usize = 32;
@@ -46,8 +46,11 @@ pub struct State {
 /// What follows from the inputs: the last good answer, and what is wrong with the inputs now.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Outcome {
-    /// The last good answer.
+    /// The last good answer. Its remedies may still be unpriced: see [`Outcome::priced`].
     pub shown: Option<Shown>,
+    /// The last answer whose remedies are priced. Pricing takes a walk for each remedy, so it waits until typing rests:
+    /// until then these are the remedies of a moment ago.
+    pub priced: Option<Shown>,
     /// What is wrong now; then the answer is stale.
     pub issues: Vec<Issue>,
 }
@@ -58,6 +61,10 @@ pub struct Outcome {
 pub struct Shown(Rc<(Plan, Decision)>);
 
 impl Shown {
+    fn new(plan: Plan, decision: Decision) -> Self {
+        Self(Rc::new((plan, decision)))
+    }
+
     /// The plan.
     #[must_use]
     pub fn plan(&self) -> &Plan {
@@ -251,8 +258,10 @@ pub enum Action {
     InUseKnown(bool),
     /// Took the policy back to its defaults.
     ResetPolicy,
-    /// Tried the remedy at this position, under this name.
-    Try(usize, String),
+    /// Priced the remedies of what is shown.
+    Price,
+    /// Tried a remedy, under this name.
+    Try(RemedyId, String),
     /// Undid the last one.
     Undo,
     /// Opened or closed a cell of the bill.
@@ -281,6 +290,10 @@ pub enum Action {
     ModelFilter(String),
     /// Filtered the GPUs.
     GpuFilter(String),
+    /// Took the first model that the filter leaves.
+    FirstModel,
+    /// Took the first GPU that the filter leaves.
+    FirstGpu,
 }
 
 impl State {
@@ -301,6 +314,7 @@ impl State {
             gpu_filter: String::new(),
         };
         state.recompute();
+        state.price();
         state
     }
 
@@ -356,7 +370,8 @@ impl State {
                     draft.set_text(field, field.write(draft.choices()));
                 }
             }),
-            Action::Try(index, remedy) => self.try_remedy(index, remedy),
+            Action::Price => self.price(),
+            Action::Try(id, remedy) => self.try_remedy(id, remedy),
             Action::Undo => {
                 if let Some(undo) = self.undo.pop() {
                     self.edit(|draft| *draft = undo.before);
@@ -397,6 +412,16 @@ impl State {
             Action::Notice(notice) => self.notice = notice,
             Action::ModelFilter(text) => self.model_filter = text,
             Action::GpuFilter(text) => self.gpu_filter = text,
+            Action::FirstModel => {
+                if let Some(name) = job::first_preset(&self.model_filter) {
+                    self.apply(Action::Preset(name.into()));
+                }
+            }
+            Action::FirstGpu => {
+                if let Some(gpu) = job::first_gpu(&self.gpu_filter) {
+                    self.apply(Action::Gpu(GpuPick::Catalogue(gpu.name.clone())));
+                }
+            }
         }
     }
 
@@ -404,6 +429,12 @@ impl State {
     #[must_use]
     pub fn is_open(&self, panel: Panel) -> bool {
         self.panels.contains(&panel)
+    }
+
+    /// Whether the remedies on screen are of an earlier answer.
+    #[must_use]
+    pub fn is_unpriced(&self) -> bool {
+        self.outcome.shown != self.outcome.priced
     }
 
     /// Whether the answer is for earlier inputs than those in the fields.
@@ -423,15 +454,29 @@ impl State {
     }
 
     fn recompute(&mut self) {
-        match self.draft.plan().and_then(|plan| decide(&plan).map(|decision| Shown(Rc::new((plan, decision))))) {
-            Ok(shown) => self.outcome = Outcome { shown: Some(shown), issues: Vec::new() },
+        match self.draft.plan().and_then(|plan| decide::answer(&plan).map(|decision| Shown::new(plan, decision))) {
+            Ok(shown) => {
+                self.outcome.shown = Some(shown);
+                self.outcome.issues.clear();
+            }
             Err(issues) => self.outcome.issues = issues,
         }
     }
 
-    fn try_remedy(&mut self, index: usize, remedy: String) {
-        let plan = self.outcome.shown.as_ref().and_then(|s| s.decision().remedies.get(index)).map(|r| r.plan.clone());
-        let Some(plan) = plan else { return };
+    fn price(&mut self) {
+        let Some(shown) = self.outcome.shown.as_ref().filter(|_| self.is_unpriced()) else { return };
+        let plan = shown.plan().clone();
+        if let Ok(decision) = decide::decide(&plan) {
+            let shown = Shown::new(plan, decision);
+            self.outcome.priced = Some(shown.clone());
+            self.outcome.shown = Some(shown);
+        }
+    }
+
+    fn try_remedy(&mut self, id: RemedyId, remedy: String) {
+        self.price();
+        let remedies = self.outcome.priced.iter().flat_map(|priced| &priced.decision().remedies);
+        let Some(plan) = remedies.into_iter().find(|r| r.id == id).map(|r| r.plan.clone()) else { return };
         if self.undo.len() == MAX_UNDO {
             self.undo.remove(0);
         }

@@ -63,13 +63,13 @@ pub struct Gauge {
     pub alt: String,
 }
 
-/// The four steps.
+/// The four steps, with the remedies of the decision that has them priced.
 #[must_use]
-pub fn steps(policy: &Policy, decision: &Decision, text: &dyn Catalogue) -> Vec<Step> {
-    decision.tree.iter().map(|step| one(policy, decision, step, text)).collect()
+pub fn steps(policy: &Policy, decision: &Decision, priced: Option<&Decision>, text: &dyn Catalogue) -> Vec<Step> {
+    decision.tree.iter().map(|step| one(policy, decision, priced, step, text)).collect()
 }
 
-fn one(policy: &Policy, decision: &Decision, step: &TreeStep, text: &dyn Catalogue) -> Step {
+fn one(policy: &Policy, decision: &Decision, priced: Option<&Decision>, step: &TreeStep, text: &dyn Catalogue) -> Step {
     let question = step.question;
     let share = step.figure.value.map(percent);
     let said = match question {
@@ -91,6 +91,7 @@ fn one(policy: &Policy, decision: &Decision, step: &TreeStep, text: &dyn Catalog
         Question::Margin => (3, Section::Margin, &[Field::MarginLow, Field::MarginHigh]),
         Question::Throughput => (4, Section::Throughput, &[]),
     };
+    let helping = priced.and_then(|priced| priced.tree.iter().find(|other| other.question == question));
     let quoted = match question {
         Question::Rigid | Question::Activations => Quoted::Allocated,
         Question::Margin | Question::Throughput => Quoted::Process,
@@ -108,7 +109,10 @@ fn one(policy: &Policy, decision: &Decision, step: &TreeStep, text: &dyn Catalog
         fact: said.fact,
         gauge: said.gauge,
         notes: said.notes,
-        remedies: rows(decision, &step.remedies, quoted, text),
+        remedies: helping
+            .zip(priced)
+            .map(|(helping, priced)| rows(priced, &helping.remedies, quoted, text))
+            .unwrap_or_default(),
         quoted,
         thresholds,
         why_title: text.question_why_title(question),

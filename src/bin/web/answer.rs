@@ -8,7 +8,7 @@ use vram_budget::view::{Action, Panel};
 use yew::prelude::*;
 
 use crate::controls::exact;
-use crate::steps::try_button;
+use crate::steps::{priced, try_button};
 use crate::store::{Ask, Handle};
 
 /// The letter of a part in the style's class names.
@@ -30,7 +30,7 @@ pub(crate) fn answer_panel(store: &Handle) -> Html {
     let inner = match &state.outcome.shown {
         None => html! { <p class="because">{ text.label(Label::NoAnswerYet) }</p> },
         Some(shown) => {
-            let answer = Answer::new(shown.plan(), shown.decision(), text);
+            let answer = Answer::new(shown.plan(), shown.decision(), priced(store), text);
             html! {
                 <>
                     <p class={classes!("verdict", verdict_class(answer.status))} id="verdict">{ answer.verdict }</p>

@@ -32,6 +32,7 @@ pub(crate) fn App(props: &Props) -> Html {
     platform::use_fragment(store);
     platform::use_theme(store);
     platform::use_title(store);
+    platform::use_pricing(store);
     let dragging = platform::use_intake(store);
     let to_answer = Callback::from(|event: MouseEvent| {
         event.prevent_default();
@@ -70,7 +71,7 @@ pub(crate) fn live_sentence(store: &Handle) -> String {
         return text.say(&Msg::Problems { count: state.outcome.issues.len() });
     }
     match &state.outcome.shown {
-        Some(shown) => vram_budget::view::answer::Answer::new(shown.plan(), shown.decision(), text).live,
+        Some(shown) => vram_budget::view::answer::Answer::new(shown.plan(), shown.decision(), None, text).live,
         None => String::new(),
     }
 }
@@ -78,7 +79,7 @@ pub(crate) fn live_sentence(store: &Handle) -> String {
 /// The page's title for the answer.
 pub(crate) fn title(store: &Handle) -> Option<String> {
     let shown = store.0.outcome.shown.as_ref()?;
-    Some(vram_budget::view::answer::Answer::new(shown.plan(), shown.decision(), store.text()).title)
+    Some(vram_budget::view::answer::Answer::new(shown.plan(), shown.decision(), None, store.text()).title)
 }
 
 /// Goes to a section: remembers it, scrolls to it and moves the focus to its heading.

@@ -54,7 +54,7 @@ pub(crate) fn steps_nav(store: &Handle) -> Html {
     let text = store.text();
     let state = &store.0;
     let shown = state.outcome.shown.as_ref();
-    let steps = shown.map(|shown| steps::steps(&shown.plan().policy, shown.decision(), text)).unwrap_or_default();
+    let steps = shown.map(|shown| steps::steps(&shown.plan().policy, shown.decision(), None, text)).unwrap_or_default();
     let item = |section: Section| {
         let step = steps.iter().find(|step| step.section == section);
         let question = match section {

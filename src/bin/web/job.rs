@@ -39,6 +39,16 @@ fn row(label: &'static str, of: &'static str, controls: Html) -> Html {
     html! { <div class="row"><label for={of}>{ label }</label><div class="field">{ controls }</div></div> }
 }
 
+/// Dispatches an action when Enter is pressed.
+fn on_enter(store: &Handle, action: Action) -> Callback<KeyboardEvent> {
+    let dispatcher = store.dispatcher();
+    Callback::from(move |event: KeyboardEvent| {
+        if event.key() == "Enter" {
+            dispatcher.dispatch(action.clone());
+        }
+    })
+}
+
 /// The option by its position in a list, `None` for the first: "I don't know".
 fn at<T: Copy>(all: &[T], value: &str) -> Option<T> {
     value.parse::<usize>().ok().and_then(|at| all.get(at)).copied()
@@ -61,7 +71,6 @@ fn model_row(store: &Handle) -> Html {
     let open = state.is_open(Panel::Config) || state.draft.config().is_some();
     let chosen = job::chosen_preset(state).to_owned();
     let names = job::presets(&state.model_filter, &chosen);
-    let first = names.iter().find(|name| **name != chosen || names.len() == 1).map(|name| (*name).to_owned());
     let mut list: Vec<Choice> = names.iter().map(|name| Choice::new(*name, *name)).collect();
     if state.draft.config().is_some() {
         list.insert(0, Choice::new("", text.label(Label::ModelFromConfig)));
@@ -72,14 +81,7 @@ fn model_row(store: &Handle) -> Html {
         false => Action::Preset(name),
     });
     let onfilter = store.on(|event: InputEvent| Action::ModelFilter(input_value(&event)));
-    let onkeydown = {
-        let dispatcher = store.dispatcher();
-        Callback::from(move |event: KeyboardEvent| {
-            if let (true, Some(first)) = (event.key() == "Enter", &first) {
-                dispatcher.dispatch(Action::Preset(first.clone()));
-            }
-        })
-    };
+    let onkeydown = on_enter(store, Action::FirstModel);
     html! {
         <div class="row">
             <label for={job::MODEL_ID}>{ text.label(Label::Model) }</label>
@@ -146,7 +148,6 @@ fn gpu_row(store: &Handle) -> Html {
         GpuPick::Own => (OWN.to_owned(), true),
         GpuPick::Catalogue(name) => (job::catalogue_name(name).to_owned(), false),
     };
-    let first = gpus.iter().find(|gpu| gpu.name != chosen || gpus.len() == 1).map(|gpu| gpu.name.clone());
     let mut list =
         vec![Choice::new(UNKNOWN, text.label(Label::GpuUnknown)), Choice::new(OWN, text.label(Label::GpuOwn))];
     list.extend(gpus.iter().map(|gpu| Choice {
@@ -161,14 +162,7 @@ fn gpu_row(store: &Handle) -> Html {
         })
     });
     let onfilter = store.on(|event: InputEvent| Action::GpuFilter(input_value(&event)));
-    let onkeydown = {
-        let dispatcher = store.dispatcher();
-        Callback::from(move |event: KeyboardEvent| {
-            if let (true, Some(first)) = (event.key() == "Enter", &first) {
-                dispatcher.dispatch(Action::Gpu(GpuPick::Catalogue(first.clone())));
-            }
-        })
-    };
+    let onkeydown = on_enter(store, Action::FirstGpu);
     html! {
         <>
             <div class="row">
@@ -355,7 +349,7 @@ fn more_row(store: &Handle) -> Html {
         }
     };
     html! {
-        <details class="more-inputs">
+        <details class="more-inputs" id="more-inputs">
             <summary>{ text.label(Label::More) }</summary>
             <div class="form">
                 { line(Field::MigSlice, "size", Some(Label::MigSliceHint)) }

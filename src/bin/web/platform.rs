@@ -24,6 +24,8 @@ const MAX_DOCUMENT: u64 = vram_budget::measure::MAX_TEXT as u64;
 /// How long the inputs rest before the URL follows, and before the live region speaks, in ms.
 const URL_REST: u32 = 300;
 const LIVE_REST: u32 = 900;
+/// How long before the remedies are priced, in ms: longer than the pause between two keystrokes.
+const PRICE_REST: u32 = 200;
 const THEME_KEY: &str = "vram-budget.theme";
 
 thread_local! {
@@ -183,6 +185,16 @@ pub(crate) fn use_title(store: &Handle) {
         if let Some(title) = title {
             document().set_title(title);
         }
+    });
+}
+
+/// Prices the remedies once the inputs rest.
+#[hook]
+pub(crate) fn use_pricing(store: &Handle) {
+    let dispatcher = store.dispatcher();
+    use_effect_with((store.0.outcome.shown.clone(), store.0.is_unpriced()), move |(_, unpriced)| {
+        let timer = unpriced.then(|| Timeout::new(PRICE_REST, move || dispatcher.dispatch(Action::Price)));
+        move || drop(timer)
     });
 }
 

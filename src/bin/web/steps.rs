@@ -1,9 +1,10 @@
 //! The four steps of the walk.
 
+use vram_budget::decide::Decision;
 use vram_budget::text::{Catalogue, Label};
 use vram_budget::view::remedy::{Quoted, RemedyRow};
 use vram_budget::view::steps::{Gauge, Step, steps};
-use vram_budget::view::{Action, Field};
+use vram_budget::view::{Action, Field, Shown};
 use yew::prelude::*;
 
 use crate::answer::anchor;
@@ -15,7 +16,7 @@ use crate::store::{Ask, Handle};
 pub(crate) fn step_sections(store: &Handle) -> Html {
     let text = store.text();
     let Some(shown) = store.0.outcome.shown.as_ref() else { return Html::default() };
-    let steps = steps(&shown.plan().policy, shown.decision(), text);
+    let steps = steps(&shown.plan().policy, shown.decision(), priced(store), text);
     html! { { for steps.iter().map(|step| section(store, step)) } }
 }
 
@@ -118,11 +119,16 @@ fn remedies(store: &Handle, step: &Step, text: &dyn Catalogue) -> Html {
     }
 }
 
+/// The decision whose remedies are priced.
+pub(crate) fn priced(store: &Handle) -> Option<&Decision> {
+    store.0.outcome.priced.as_ref().map(Shown::decision)
+}
+
 /// The button that tries a remedy.
 pub(crate) fn try_button(store: &Handle, remedy: &RemedyRow, text: &dyn Catalogue) -> Html {
-    let (index, name) = (remedy.index, remedy.name.clone());
+    let (id, name) = (remedy.id, remedy.name.clone());
     html! {
-        <button class="btn" type="button" onclick={store.on(move |_: MouseEvent| Action::Try(index, name.clone()))}>
+        <button class="btn" type="button" onclick={store.on(move |_: MouseEvent| Action::Try(id, name.clone()))}>
             { text.label(Label::Try) }<span class="hide">{ format!(" {}", remedy.name) }</span>
         </button>
     }

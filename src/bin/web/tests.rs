@@ -3,9 +3,11 @@
 
 use std::collections::BTreeSet;
 use std::rc::Rc;
+use std::sync::LazyLock;
 
 use futures::executor::block_on;
 use vram_budget::bill::{Instant, Part};
+use vram_budget::decide::RemedyId;
 use vram_budget::machine::GpuChoice;
 use vram_budget::recipe::{Attention, Checkpointing, OptimizerImpl, OptimizerName, Precision};
 use vram_budget::view::measured::{EXAMPLE_DOCUMENT, EXAMPLE_SCRIPT};
@@ -21,6 +23,7 @@ fn render(state: State) -> String {
 
 fn after(actions: impl IntoIterator<Item = Action>) -> State {
     let state = actions.into_iter().fold(Rc::new(State::new(&example())), |state, action| state.reduce(action));
+    let state = state.reduce(Action::Price);
     Rc::unwrap_or_clone(state)
 }
 
@@ -116,7 +119,7 @@ fn states() -> Vec<(&'static str, State)> {
         ("config box", after([Action::Panel(Panel::Config, true), Action::Panel(Panel::Answer, true)])),
         ("open cell", after([Action::Cell(Part::Activations, Instant::Loss)])),
         ("empty cell", after([Action::Cell(Part::Gradients, Instant::Forward)])),
-        ("tried", after([Action::Try(0, "something".into())])),
+        ("tried", after([Action::Try(RemedyId::FusedOptimizer, "something".into())])),
         ("measured by script", after([Action::MeasuredText(EXAMPLE_SCRIPT.into())])),
         ("measured document", after([Action::Paste(EXAMPLE_DOCUMENT.into()), Action::UseMeasuredPlan])),
         (
@@ -130,10 +133,14 @@ fn states() -> Vec<(&'static str, State)> {
     ]
 }
 
+/// Each of those states, rendered.
+static PAGES: LazyLock<Vec<(&str, String)>> =
+    LazyLock::new(|| states().into_iter().map(|(name, state)| (name, render(state))).collect());
+
 #[test]
 fn every_control_has_a_name_and_every_reference_a_target() {
-    for (name, state) in states() {
-        let all = elements(&render(state));
+    for (name, html) in PAGES.iter() {
+        let all = elements(html);
         let ids: Vec<&str> = all.iter().filter_map(|e| e.get("id")).collect();
         let unique: BTreeSet<&str> = ids.iter().copied().collect();
         assert_eq!(ids.len(), unique.len(), "{name}: ids are unique");
@@ -159,8 +166,8 @@ fn every_control_has_a_name_and_every_reference_a_target() {
 
 #[test]
 fn headings_are_in_order_and_nothing_that_speaks_is_empty() {
-    for (name, state) in states() {
-        let all = elements(&render(state));
+    for (name, html) in PAGES.iter() {
+        let all = elements(html);
         let levels: Vec<u32> =
             all.iter().filter_map(|e| e.tag.strip_prefix('h').and_then(|level| level.parse().ok())).collect();
         assert_eq!(levels.iter().filter(|level| **level == 1).count(), 1, "{name}: one h1");
@@ -189,8 +196,8 @@ fn headings_are_in_order_and_nothing_that_speaks_is_empty() {
 
 #[test]
 fn the_content_security_policy_has_nothing_to_refuse() {
-    for (name, state) in states() {
-        for element in elements(&render(state)) {
+    for (name, html) in PAGES.iter() {
+        for element in elements(html) {
             assert!(element.tag != "script" && element.tag != "style", "{name}");
             for (attribute, _) in &element.attributes {
                 assert!(attribute != "style" && !attribute.starts_with("on"), "{name}: {attribute} on {}", element.tag);
@@ -201,8 +208,8 @@ fn the_content_security_policy_has_nothing_to_refuse() {
 
 #[test]
 fn no_figure_is_a_leak_of_the_program() {
-    for (name, state) in states() {
-        let all = elements(&render(state));
+    for (name, html) in PAGES.iter() {
+        let all = elements(html);
         let text = &all.iter().find(|e| e.tag == "main").unwrap().text;
         for leak in ["NaN", "inf ", "None", "Some(", "undefined", "null"] {
             assert!(!text.contains(leak), "{name}: {leak} is in the text");

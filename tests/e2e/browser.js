@@ -1,0 +1,133 @@
+// One Chromium for a test file, and pages in it that watch what must not happen: a request after the page has loaded to
+// anything but its own files, an error in the console, a refusal by the content security policy.
+import assert from "node:assert/strict";
+import { createRequire } from "node:module";
+import { existsSync } from "node:fs";
+import { fileURLToPath } from "node:url";
+import { after, before } from "node:test";
+import { chromium } from "playwright-core";
+import { serve } from "../../scripts/serve.mjs";
+
+export const DIST = fileURLToPath(new URL("../../dist/", import.meta.url));
+export const AXE = createRequire(import.meta.url).resolve("axe-core/axe.min.js");
+export const WIDTHS = [
+  { name: "1280 px", width: 1280, height: 900 },
+  { name: "390 px", width: 390, height: 844 },
+];
+
+const CHROMIUM = [process.env.CHROMIUM, "/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome"].find(
+  (path) => path && existsSync(path),
+);
+
+export function launch() {
+  // Root may not use Chromium's sandbox; the pages are our own.
+  const args = process.getuid?.() === 0 ? ["--no-sandbox", "--disable-dev-shm-usage"] : [];
+  return chromium.launch({ executablePath: CHROMIUM, args });
+}
+
+/** Starts a browser and a server for the tests of a file; `open` opens a watched page. */
+export function browser() {
+  const held = {};
+  before(async () => {
+    held.browser = await launch();
+    Object.assign(held, await serve(DIST));
+  });
+  after(async () => {
+    await held.browser.close();
+    held.server.close();
+  });
+  return {
+    get url() {
+      return held.url;
+    },
+    /** Opens the page at `path` (or a whole URL) and waits for the answer, unless `boot` is false. */
+    async open({ path = "", width = 1280, height = 900, scheme = "light", bypassCSP = false, boot = true, setup } = {}) {
+      const context = await held.browser.newContext({
+        viewport: { width, height },
+        colorScheme: scheme,
+        bypassCSP,
+        permissions: ["clipboard-read", "clipboard-write"],
+      });
+      const page = await context.newPage();
+      const problems = [];
+      const requests = [];
+      let loaded = false;
+      page.on("console", (m) => ["error", "warning"].includes(m.type()) && problems.push(`${m.type()}: ${m.text()}`));
+      page.on("pageerror", (error) => problems.push(`page error: ${error.message}`));
+      page.on("request", (request) => {
+        const url = request.url();
+        if (url.startsWith("data:") || url.startsWith("blob:")) return;
+        requests.push(url);
+        const own = url.startsWith(held.url) || url.startsWith("file:");
+        if (!own || loaded) problems.push(`request${loaded ? " after load" : ""}: ${url}`);
+      });
+      await page.addInitScript(() => {
+        globalThis.refused = [];
+        document.addEventListener("securitypolicyviolation", (e) => globalThis.refused.push(e.violatedDirective));
+      });
+      await setup?.(page, context);
+      await page.goto(path.includes("://") ? path : held.url + path);
+      if (boot) {
+        await page.locator("#verdict").waitFor();
+        loaded = true;
+      }
+      return {
+        page,
+        context,
+        requests,
+        /** Ends the page and says whether all was well. */
+        async close({ expected = [] } = {}) {
+          const refused = await page.evaluate(() => globalThis.refused).catch(() => []);
+          await context.close();
+          const left = problems.filter((problem) => !expected.some((pattern) => pattern.test(problem)));
+          assert.deepEqual(left, [], "no request after load, no console error");
+          assert.deepEqual(refused, [], "nothing refused by the content security policy");
+        },
+      };
+    },
+  };
+}
+
+/** The verdict and the figure beside it, as a person reads them. */
+export async function answer(page) {
+  return {
+    verdict: (await page.locator("#verdict").innerText()).trim(),
+    needed: Number.parseFloat(await page.locator("#needed > span").first().innerText()),
+  };
+}
+
+/** Opens the answer's details where it is a bar at the bottom. */
+export async function openAnswer(page) {
+  const button = page.locator(".bar-open");
+  if ((await button.isVisible()) && (await button.getAttribute("aria-expanded")) === "false") await button.click();
+}
+
+/** Closes them again. */
+export async function closeAnswer(page) {
+  const button = page.locator(".bar-open");
+  if ((await button.isVisible()) && (await button.getAttribute("aria-expanded")) === "true") await button.click();
+}
+
+/** Pastes `text` where no field has the focus. */
+export async function pasteAnywhere(page, text) {
+  await page.evaluate((text) => {
+    document.activeElement?.blur();
+    const data = new DataTransfer();
+    data.setData("text/plain", text);
+    document.body.dispatchEvent(new ClipboardEvent("paste", { clipboardData: data, bubbles: true, cancelable: true }));
+  }, text);
+}
+
+/** Drops a file with `text` on the page. */
+export async function drop(page, name, text) {
+  await page.evaluate(
+    ([name, text]) => {
+      const data = new DataTransfer();
+      data.items.add(new File([text], name, { type: "application/json" }));
+      for (const type of ["dragover", "drop"]) {
+        document.body.dispatchEvent(new DragEvent(type, { dataTransfer: data, bubbles: true, cancelable: true }));
+      }
+    },
+    [name, text],
+  );
+}

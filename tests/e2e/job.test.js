@@ -1,0 +1,224 @@
+// What a person comes for: describe a job, read the verdict and the bill, walk the steps, compare a measurement.
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { WIDTHS, answer, browser, closeAnswer, drop, openAnswer, pasteAnywhere } from "./browser.js";
+
+const b = browser();
+
+// The first step of the page's example, measured: see tests/data/training-steps.
+const MEASURED = {
+  base: 16060523520,
+  forward_delta: 14281172480,
+  backward_delta: 1779383296,
+  step_delta: 32121044992,
+  peak: 80302646784,
+};
+const CONFIG = {
+  model_type: "llama",
+  hidden_size: 2048,
+  intermediate_size: 8192,
+  num_hidden_layers: 16,
+  num_attention_heads: 32,
+  num_key_value_heads: 8,
+  vocab_size: 128256,
+  tie_word_embeddings: true,
+};
+
+for (const { name, ...size } of WIDTHS) {
+  test(`${name}: the first paint is a computed example, and every keystroke changes it`, async () => {
+    const { page, close } = await b.open(size);
+    assert.deepEqual(await answer(page), { verdict: "Does not fit", needed: 74.8 });
+    assert.equal(await page.getByRole("button", { name: /calculate/i }).count(), 0);
+    const seen = [74.8];
+    await page.locator("#seq-len").focus();
+    await page.keyboard.press("End");
+    for (const digit of "00") {
+      await page.keyboard.type(digit);
+      await page.waitForFunction((last) => !document.querySelector("#needed").innerText.startsWith(last), String(seen.at(-1)));
+      seen.push((await answer(page)).needed);
+    }
+    assert.equal(new Set(seen).size, 3, `three different figures: ${seen}`);
+    await close();
+  });
+
+  test(`${name}: every input changes the answer or says that it does not matter`, async () => {
+    const { page, close } = await b.open(size);
+    const text = () => page.locator("#answer").textContent();
+    const changes = async (what, act) => {
+      const before = await text();
+      await act();
+      await page.waitForFunction((before) => document.querySelector("#answer").textContent !== before, before, { timeout: 5000 }).catch(() => {
+        throw new Error(`${what} changed nothing`);
+      });
+    };
+    await changes("model", () => page.selectOption("#model", "llama-2-7b"));
+    await changes("GPU", () => page.selectOption("#gpu", "A100 SXM4 80GB"));
+    await changes("memory in use", async () => {
+      await page.locator("#in-use-unknown").uncheck();
+      await page.fill("#in-use", "2 GiB");
+    });
+    await changes("precision", () => page.selectOption("#precision", { label: "FP32" }));
+    await changes("optimizer", () => page.selectOption("#optimizer", { label: "SGD" }));
+    await changes("momentum", () => page.fill("#momentum", "0.9"));
+    await changes("implementation", () => page.selectOption("#implementation", { label: "for-loop" }));
+    await changes("micro-batch", () => page.fill("#micro-batch", "4"));
+    await changes("attention", () => page.selectOption("#attention", { label: "eager" }));
+    await changes("checkpointing", () => page.locator("#checkpointing-full").check());
+    await page.fill("#grad-accum", "8");
+    await page.locator("#more-inputs > summary").click();
+    await changes("MIG slice", () => page.fill("#mig-slice", "19.5 GiB"));
+    await changes("context", () => page.fill("#context", "800 MiB"));
+    await changes("not knowing the GPU", () => page.selectOption("#gpu", { label: "I don’t know" }));
+    assert.equal((await answer(page)).verdict, "Cannot tell");
+    // One's own card.
+    await page.selectOption("#gpu", { label: "My own card…" });
+    await page.fill("#mig-slice", "");
+    await page.fill("#gpu-name", "prototype");
+    await page.fill("#gpu-memory", "400 GiB");
+    await page.waitForFunction(() => document.querySelector("#verdict").innerText === "Fits");
+    await close();
+  });
+
+  test(`${name}: lists can be searched`, async () => {
+    const { page, close } = await b.open(size);
+    await page.fill("#find-model", "qwen 7b");
+    await page.keyboard.press("Enter");
+    assert.match(await page.locator("#model").inputValue(), /^qwen.*7b/);
+    await page.fill("#find-gpu", "h200");
+    await page.keyboard.press("Enter");
+    assert.match(await page.locator("#gpu").inputValue(), /^H200/);
+    await close();
+  });
+
+  test(`${name}: a config.json is pasted, picked and dropped`, async () => {
+    const { page, close } = await b.open(size);
+    const text = JSON.stringify(CONFIG, null, 2);
+    const hint = page.locator("#model-hint");
+    // Llama-3.2-1B: 1.24 B parameters (1235814400, published).
+    const isOurs = () => page.waitForFunction(() => document.querySelector("#model-hint")?.innerText.startsWith("1.24 B parameters"));
+    await page.locator("#paste-config").click();
+    await page.fill("#config", text);
+    await isOurs();
+    await page.getByRole("button", { name: "Back to the presets" }).click();
+    await page.waitForFunction(() => document.querySelector("#model-hint").innerText.startsWith("8.03 B"));
+
+    await page.setInputFiles("#file", { name: "config.json", mimeType: "application/json", buffer: Buffer.from(text) });
+    await isOurs();
+    await page.selectOption("#model", "gpt2");
+    await page.fill("#seq-len", "1024");
+    await page.waitForFunction(() => document.querySelector("#model-hint").innerText.startsWith("124 M"));
+
+    await drop(page, "config.json", text);
+    await isOurs();
+    await page.selectOption("#model", "gpt2");
+    await pasteAnywhere(page, text);
+    await isOurs();
+    assert.match(await page.locator("#notice").innerText(), /config\.json/);
+    assert.ok(await hint.isVisible());
+    await close();
+  });
+
+  test(`${name}: verdict, peak, capacity, bar and binding instant are in sight; the bill opens to formulas`, async () => {
+    const { page, close } = await b.open(size);
+    // In sight at the top and at the very end of the page.
+    for (const at of [0, 1e6]) {
+      await page.evaluate((y) => scrollTo(0, y), at);
+      const box = await page.locator("#verdict").boundingBox();
+      assert.ok(box.y >= 0 && box.y + box.height <= size.height, `the verdict is on screen at ${at}`);
+    }
+    assert.match(await page.locator("#needed").innerText(), /74\.8 GiB needed, 23\.\d GiB usable/);
+    await openAnswer(page);
+    assert.equal(await page.locator("#answer svg.stack .p-w, #answer svg.stack .p-s, #answer svg.stack .p-g").count(), 3);
+    assert.match(await page.locator("#answer .because").allInnerTexts().then((all) => all.join(" ")), /optimizer step/);
+    await page.locator("#answer .term").click();
+    assert.ok(await page.locator("[popover]").isVisible());
+    await page.keyboard.press("Escape");
+    await closeAnswer(page);
+
+    const table = page.locator("#bill-table");
+    assert.deepEqual(await table.locator("thead th").allInnerTexts().then((all) => all.map((t) => t.split("\n")[0].trim())), [
+      "Part", "Forward", "Loss", "Backward", "Optimizer step",
+    ]);
+    assert.equal(await table.locator("tbody > tr").count(), 7);
+    // Each column adds up as it is shown.
+    const rows = await table.locator("tbody > tr").evaluateAll((all) => all.slice(0, 6).map((tr) => [...tr.querySelectorAll("td")].map((td) => Number(td.innerText))));
+    for (let column = 0; column < 4; column++) {
+      const sum = rows.slice(0, 5).reduce((total, row) => total + Math.round(row[column] * 100), 0);
+      assert.equal(sum, Math.round(rows[5][column] * 100), `column ${column}`);
+    }
+    const cell = table.locator("tbody > tr").nth(3).locator("button").nth(1);
+    await cell.click();
+    assert.equal(await cell.getAttribute("aria-expanded"), "true");
+    const opened = page.locator("#open-cell");
+    assert.match(await opened.innerText(), /Formula|×/);
+    assert.match(await opened.innerText(), /2048/);
+    assert.match(await opened.innerText(), /modelled/i);
+    await cell.click();
+    assert.equal(await opened.count(), 0);
+    await close();
+  });
+
+  test(`${name}: four steps, any of them at any time, with thresholds and remedies to try and undo`, async () => {
+    const { page, close } = await b.open(size);
+    for (const [name, id] of [["Throughput", "throughput"], ["Rigid cost", "rigid"], ["Margin", "margin"], ["Activations", "activations"]]) {
+      await page.getByRole("navigation").getByRole("link", { name: new RegExp(name) }).click();
+      assert.equal(await page.locator(`nav a[href="#${id}"]`).getAttribute("aria-current"), "step");
+      const heading = page.locator(`#h-${id}`);
+      const box = await heading.boundingBox();
+      assert.ok(box.y >= 0 && box.y < size.height, `${name} is on screen`);
+      assert.ok(await heading.evaluate((h) => h === document.activeElement), `${name} has the focus`);
+      assert.ok((await page.locator(`#${id} .ask`).innerText()).endsWith("?"));
+    }
+    assert.match(await page.locator("#rigid .fact").innerText(), /59\.8 GiB = 253\s%/);
+    await page.locator("#rigid details > summary").click();
+    await page.fill("#rigid-share", "99");
+    await page.waitForFunction(() => document.querySelector("#rigid .gauge").getAttribute("aria-label").includes("99"));
+    await page.locator("#rigid").getByRole("button", { name: "Back to the defaults" }).click();
+    assert.equal(await page.inputValue("#rigid-share"), "80");
+
+    const before = await answer(page);
+    await page.locator("#margin").getByRole("button", { name: "Try AdamW fused" }).click();
+    await page.waitForFunction(() => !document.querySelector("#needed").innerText.startsWith("74.8"));
+    assert.equal(await page.inputValue("#implementation"), "1");
+    await page.locator("#undo").click();
+    await page.waitForFunction(() => document.querySelector("#needed").innerText.startsWith("74.8"));
+    assert.deepEqual(await answer(page), before);
+    assert.match(await page.locator("#throughput .fact").innerText(), /tokens\/s/);
+    await close();
+  });
+
+  test(`${name}: a measurement is compared, its unit asked for, and garbage changes nothing`, async () => {
+    const { page, close } = await b.open(size);
+    await page.fill("#paste", JSON.stringify(MEASURED));
+    const table = page.locator("#measured-table");
+    await table.waitFor();
+    const rows = await table.locator("tbody tr").evaluateAll((all) => all.map((tr) => [...tr.children].map((td) => td.innerText)));
+    assert.equal(rows.length, 5);
+    for (const [reading, predicted, measured] of rows) {
+      // The walk is within 1 % of this measurement at every instant.
+      const difference = Math.abs(Number(predicted.replace("−", "-")) - Number(measured.replace("−", "-")));
+      assert.ok(difference <= 0.01 * Math.max(1, Number(measured)), `${reading}: ${predicted} against ${measured}`);
+    }
+
+    const gib = Object.fromEntries(Object.entries(MEASURED).map(([key, bytes]) => [key, +(bytes / 2 ** 30).toFixed(3)]));
+    await page.fill("#paste", JSON.stringify(gib));
+    await page.locator("#unit-question").getByRole("button", { name: /^GiB/ }).click();
+    assert.match(await page.locator("#measured-status").innerText(), /in GiB/);
+    const kept = await table.innerText();
+
+    const answerBefore = await answer(page);
+    await page.fill("#paste", '{"base": 1,\n "forward_delta": oops}');
+    assert.match(await page.locator("#paste-issue").innerText(), /line 2, column \d+/i);
+    await page.fill("#paste", "it said out of memory, I think");
+    assert.match(await page.locator("#paste-issue").innerText(), /expected/i);
+    assert.equal(await table.innerText(), kept, "the last measurement stays");
+    assert.deepEqual(await answer(page), answerBefore);
+
+    await page.getByRole("button", { name: "measurement document" }).click();
+    await page.getByRole("button", { name: "Use the job it was measured on" }).click();
+    await page.waitForFunction(() => document.querySelector("#model-hint").innerText.startsWith("7.62 B"));
+    await page.getByRole("button", { name: "Forget it" }).click();
+    assert.equal(await table.count(), 0);
+    await close();
+  });
+}

@@ -1,0 +1,202 @@
+// Links, hostile input, failure, and the single file.
+import assert from "node:assert/strict";
+import { pathToFileURL } from "node:url";
+import { test } from "node:test";
+import { DIST, answer, browser, drop, pasteAnywhere } from "./browser.js";
+
+const b = browser();
+const coded = (json) => `#v1=${Buffer.from(json).toString("base64url")}`;
+
+test("the inputs are in the link, and the link brings them back", async () => {
+  const { page, close } = await b.open();
+  await page.selectOption("#model", "gpt2");
+  await page.fill("#seq-len", "777");
+  await page.waitForFunction(() => location.hash.length > 10);
+  await page.locator("#share").click();
+  await page.waitForFunction(() => document.querySelector("#notice").innerText.includes("Link copied"));
+  const link = await page.evaluate(() => navigator.clipboard.readText());
+  assert.ok(link.length < 2000, `${link.length} characters`);
+  const before = await answer(page);
+  await close();
+
+  const again = await b.open({ path: link });
+  assert.deepEqual(await answer(again.page), before);
+  assert.equal(await again.page.inputValue("#model"), "gpt2");
+  assert.equal(await again.page.inputValue("#seq-len"), "777");
+  // A link that is opened in the same tab.
+  await again.page.evaluate((hash) => (location.hash = hash), coded('{"version":1,"model":{"preset":"gpt2"},"recipe":{"seq_len":64}}'));
+  await again.page.waitForFunction(() => document.querySelector("#seq-len").value === "64");
+  await again.close();
+});
+
+test("hostile links are refused and change nothing", async () => {
+  for (const hash of ["#v1=AAAA", "#v9=e30", `#v1=${"A".repeat(200000)}`, "#<script>alert(1)</script>", coded("[".repeat(9000)), coded('{"version":1,"model":{"preset":"nope"}}')]) {
+    const { page, close } = await b.open({ path: hash, boot: false });
+    await page.locator("#answer").waitFor();
+    const shown = await page.locator("main").innerText();
+    assert.match(shown, /link|catalogue/i, hash.slice(0, 40));
+    await page.selectOption("#model", "gpt2");
+    await page.fill("#seq-len", "512");
+    await page.waitForFunction(() => document.querySelector("#model-hint")?.innerText.startsWith("124 M"));
+    await close();
+  }
+});
+
+test("bad configs are refused field by field, all at once, and the page stays live", async () => {
+  const { page, close } = await b.open();
+  const good = { model_type: "llama", hidden_size: 4096, intermediate_size: 14336, num_hidden_layers: 32, num_attention_heads: 32, num_key_value_heads: 8, vocab_size: 128256 };
+  await page.locator("#paste-config").click();
+  const issues = async (change) => {
+    await page.fill("#config", JSON.stringify({ ...good, ...change }));
+    await page.locator("#config-issue").waitFor();
+    return page.locator("#config-issue").innerText();
+  };
+  assert.match(await issues({ model_type: "mamba2", architectures: ["Mamba2ForCausalLM"] }), /mamba2.*llama/is);
+  assert.match(await issues({ num_hidden_layers: 0 }), /num_hidden_layers/);
+  assert.match(await issues({ num_hidden_layers: 1e9 }), /num_hidden_layers/);
+  assert.match(await issues({ hidden_size: -4096 }), /hidden_size/);
+  assert.match(await issues({ hidden_size: 4096.5 }), /hidden_size/);
+  assert.match(await issues({ num_key_value_heads: 7 }), /num_key_value_heads|num_attention_heads/);
+  const all = await issues({ hidden_size: "big", vocab_size: 0, num_hidden_layers: null });
+  for (const field of ["hidden_size", "vocab_size"]) assert.match(all, new RegExp(field));
+  assert.equal((await answer(page)).verdict, "Does not fit");
+  assert.ok(await page.locator(".stale").isVisible(), "the last good answer is marked");
+  await page.locator(".problems a").first().click();
+  assert.equal(await page.evaluate(() => document.activeElement.id), "config");
+  await page.fill("#config", JSON.stringify(good));
+  await page.waitForFunction(() => !document.querySelector(".stale"));
+  await close();
+});
+
+test("too much text and too large files are refused, and the page stays live", async () => {
+  const { page, close } = await b.open();
+  await page.evaluate(() => (globalThis.big = "x".repeat(33 << 20)));
+  await page.evaluate(() => {
+    const data = new DataTransfer();
+    data.setData("text/plain", globalThis.big);
+    document.body.dispatchEvent(new ClipboardEvent("paste", { clipboardData: data, bubbles: true, cancelable: true }));
+  });
+  await page.waitForFunction(() => document.querySelector("#notice").innerText.includes("32.0 MiB"));
+  // A file of 3 GiB, as the browser describes one: it is not read.
+  await page.evaluate(() => {
+    const file = new File(["{}"], "snapshot.json");
+    Object.defineProperty(file, "size", { value: 3 * 2 ** 30 });
+    const data = new DataTransfer();
+    data.items.add(file);
+    const event = new DragEvent("drop", { bubbles: true, cancelable: true });
+    Object.defineProperty(event, "dataTransfer", { value: { files: { length: 1, 0: file, item: () => file }, getData: () => "" } });
+    document.body.dispatchEvent(event);
+  });
+  await page.waitForFunction(() => document.querySelector("#notice").innerText.includes("2.00 GiB"));
+  await page.fill("#seq-len", "1024");
+  await page.waitForFunction(() => document.querySelector("#needed").innerText.startsWith("74.8"));
+  await drop(page, "binary", "\u0000\u0001\u0002");
+  await page.locator("#paste-issue").waitFor();
+  await close();
+});
+
+test("pasting into a field is the field's own", async () => {
+  const { page, close } = await b.open();
+  await page.locator("#seq-len").focus();
+  await page.locator("#seq-len").evaluate((field) => {
+    const data = new DataTransfer();
+    data.setData("text/plain", '{"model_type": "gpt2"}');
+    field.dispatchEvent(new ClipboardEvent("paste", { clipboardData: data, bubbles: true, cancelable: true }));
+  });
+  assert.equal(await page.inputValue("#model"), "llama-3.1-8b");
+  await pasteAnywhere(page, '{"version":1,"model":{"preset":"gpt2"},"recipe":{"seq_len":64}}');
+  await page.waitForFunction(() => document.querySelector("#seq-len").value === "64");
+  await close();
+});
+
+test("it works offline once it has loaded", async () => {
+  const { page, context, close } = await b.open();
+  await context.setOffline(true);
+  await page.selectOption("#gpu", "H200 SXM 141GB");
+  await page.waitForFunction(() => document.querySelector("#verdict").innerText === "Fits");
+  await page.getByRole("button", { name: "script output" }).click();
+  await page.locator("#measured-table").waitFor();
+  await close();
+});
+
+test("a program that does not start says so", async () => {
+  const { page, close } = await b.open({ boot: false, setup: (page) => page.route("**/*.wasm", (route) => route.abort()) });
+  await page.locator("#boot-failed").waitFor({ state: "visible" });
+  assert.match(await page.locator("#boot-failed").innerText(), /did not start/);
+  await close({ expected: [/Failed to load|ERR_FAILED|Failed to fetch|wasm/i] });
+});
+
+test("a panic shows a panel that keeps the inputs", async () => {
+  const { page, close } = await b.open();
+  await page.fill("#seq-len", "1234");
+  await page.waitForFunction(() => location.hash.length > 10);
+  // The program cannot go on when the browser refuses to make an element.
+  await page.evaluate(() => {
+    const refuse = () => {
+      throw new Error("no more elements");
+    };
+    Document.prototype.createElement = refuse;
+    Node.prototype.cloneNode = refuse;
+    Node.prototype.insertBefore = refuse;
+  });
+  await page.evaluate(() => document.querySelector("#bill-table button").click()).catch(() => {});
+  await page.locator("#panic").waitFor({ state: "visible" });
+  const link = await page.locator("#panic-link").inputValue();
+  assert.ok((await page.locator("#panic-message").inputValue()).length > 10);
+  await close({ expected: [/./] });
+  const again = await b.open({ path: link });
+  assert.equal(await again.page.inputValue("#seq-len"), "1234");
+  await again.close();
+});
+
+test("without JavaScript the page says what it needs", async () => {
+  const context = await (await import("./browser.js")).launch();
+  const page = await (await context.newContext({ javaScriptEnabled: false })).newPage();
+  await page.goto(b.url);
+  assert.match(await page.locator("body").innerText(), /needs JavaScript/);
+  await context.close();
+});
+
+test("the single file opens from disk and does the same", async () => {
+  const { page, requests, close } = await b.open({ path: pathToFileURL(`${DIST}vram-budget.html`).href });
+  assert.deepEqual(await answer(page), { verdict: "Does not fit", needed: 74.8 });
+  await page.selectOption("#gpu", "H200 SXM 141GB");
+  await page.waitForFunction(() => document.querySelector("#verdict").innerText === "Fits");
+  await page.waitForFunction(() => location.hash.length > 10);
+  await page.getByRole("button", { name: "script output" }).click();
+  await page.locator("#measured-table").waitFor();
+  assert.equal(requests.length, 1, `it loads nothing else: ${requests}`);
+  await close();
+});
+
+test("the served page loads nothing but its own files", async () => {
+  const { requests, close } = await b.open();
+  assert.ok(requests.length >= 4 && requests.every((url) => url.startsWith(b.url)), requests.join("\n"));
+  await close();
+});
+
+test("input to repaint, reported", async () => {
+  const { page, close } = await b.open();
+  const times = await page.evaluate(async () => {
+    const field = document.querySelector("#seq-len");
+    const set = Object.getOwnPropertyDescriptor(HTMLInputElement.prototype, "value").set;
+    const times = [];
+    for (let i = 0; i < 21; i++) {
+      await new Promise((done) => setTimeout(done, 30));
+      const start = performance.now();
+      set.call(field, String(1024 + i));
+      field.dispatchEvent(new InputEvent("input", { bubbles: true }));
+      await new Promise((done) => {
+        requestAnimationFrame(() => {
+          const channel = new MessageChannel();
+          channel.port1.onmessage = done;
+          channel.port2.postMessage(0);
+        });
+      });
+      times.push(performance.now() - start);
+    }
+    return times.sort((a, b) => a - b);
+  });
+  console.log(`input to repaint: median ${times[10].toFixed(1)} ms, slowest ${times[20].toFixed(1)} ms (frames included)`);
+  await close();
+});
