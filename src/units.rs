@@ -182,26 +182,64 @@ pub fn parse_bytes(text: &str) -> Result<Bytes, String> {
     let text = text.trim();
     let split = text.find(|c: char| !(c.is_ascii_digit() || c == '.' || c == '_')).unwrap_or(text.len());
     let (number, unit) = (text[..split].replace('_', ""), text[split..].trim());
-    let scale: f64 = match unit.to_ascii_lowercase().as_str() {
-        "" | "b" => 1.0,
-        "kib" => 1024.0,
-        "mib" => 1_048_576.0,
-        "gib" => 1_073_741_824.0,
-        "tib" => 1_099_511_627_776.0,
-        "kb" => 1e3,
-        "mb" => 1e6,
-        "gb" => 1e9,
-        "tb" => 1e12,
+    let scale: u64 = match unit.to_ascii_lowercase().as_str() {
+        "" | "b" => 1,
+        "kib" => 1 << 10,
+        "mib" => MIB,
+        "gib" => GIB,
+        "tib" => 1 << 40,
+        "kb" => 1_000,
+        "mb" => 1_000_000,
+        "gb" => 1_000_000_000,
+        "tb" => 1_000_000_000_000,
         _ => return Err(format!("`{unit}` is not a unit of size: use B, KiB, MiB, GiB, TiB, kB, MB, GB or TB")),
     };
-    let value: f64 =
-        number.parse().map_err(|_| format!("`{text}` is not a size: write a number and a unit, such as 24 GiB"))?;
-    let bytes = (value * scale).round();
-    if !(0.0..=9_007_199_254_740_991.0).contains(&bytes) {
-        return Err(format!("`{text}` is more than 8 PiB"));
+    let (digits, tenth) =
+        decimal(&number).ok_or_else(|| format!("`{text}` is not a size: write a number and a unit, such as 24 GiB"))?;
+    // To the nearest byte. At most 18 digits times a terabyte stay far below 2¹²⁷.
+    let bytes = (u128::from(digits) * u128::from(scale) * 2 / u128::from(tenth)).div_ceil(2);
+    u64::try_from(bytes)
+        .ok()
+        .filter(|bytes| *bytes <= MAX_DOCUMENT_BYTES)
+        .map(Bytes)
+        .ok_or_else(|| format!("`{text}` is more than 8 PiB"))
+}
+
+/// A decimal number without sign or exponent as a fraction: `1.25` is 125 ÷ 100. Digits past the eighteenth are dropped
+/// after the point and refused before it.
+fn decimal(text: &str) -> Option<(u64, u64)> {
+    let (whole, part) = text.split_once('.').unwrap_or((text, ""));
+    if whole.len() + part.len() == 0 || !whole.bytes().chain(part.bytes()).all(|b| b.is_ascii_digit()) {
+        return None;
     }
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "range checked on the line above")]
-    Ok(Bytes(bytes as u64))
+    let (mut digits, mut tenth) = (0u64, 1u64);
+    for digit in whole.trim_start_matches('0').bytes() {
+        digits = digits.checked_mul(10)?.checked_add(u64::from(digit - b'0'))?;
+        if digits >= MOST_DIGITS {
+            return None;
+        }
+    }
+    for digit in part.bytes() {
+        if digits >= MOST_DIGITS / 10 || tenth >= MOST_DIGITS / 10 {
+            break;
+        }
+        digits = digits * 10 + u64::from(digit - b'0');
+        tenth *= 10;
+    }
+    Some((digits, tenth))
+}
+
+/// The first number of nineteen digits.
+const MOST_DIGITS: u64 = 1_000_000_000_000_000_000;
+
+/// A decimal number without sign or exponent, as people type one.
+///
+/// The standard library's parser reads every spelling of every float and brings tables for it; this reads what a field
+/// takes, exactly for as many digits as a float holds.
+#[must_use]
+#[expect(clippy::cast_precision_loss, reason = "both are rounded once, by less than one unit in the last place")]
+pub fn parse_decimal(text: &str) -> Option<f64> {
+    decimal(text).map(|(digits, tenth)| digits as f64 / tenth as f64)
 }
 
 /// A duration in seconds.
@@ -250,6 +288,23 @@ mod tests {
         assert!(parse_bytes("-1 GiB").is_err());
         assert!(parse_bytes("1e9").is_err());
         assert!(parse_bytes("99999999 TiB").is_err());
+        assert!(parse_bytes("99999999999999999999999 B").is_err());
+        assert!(parse_bytes("1.2.3 GiB").is_err());
+        assert!(parse_bytes(".").is_err());
+        assert_eq!(parse_bytes("23.64 GiB"), Ok(Bytes(25_383_256_719)));
+        assert_eq!(parse_bytes("0.5 B"), Ok(Bytes(1)));
+        assert_eq!(parse_bytes("1.00000000000000000000000001 KiB"), Ok(Bytes(1024)));
+    }
+
+    #[test]
+    fn decimals_are_the_nearest_float() {
+        for text in ["0", "0.1", "0.9", "1", "80", "7.5", "33.3", "0.07", "99.99", "123456789.25", ".5", "5."] {
+            let standard: f64 = text.parse().unwrap();
+            assert_eq!(parse_decimal(text), Some(standard), "{text}");
+        }
+        for text in ["", ".", "-1", "1e3", "nan", "inf", "1.2.3", "0x1", " 1"] {
+            assert_eq!(parse_decimal(text), None, "{text}");
+        }
     }
 
     #[test]

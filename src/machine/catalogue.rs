@@ -204,9 +204,9 @@ pub fn find(name: &str) -> Result<&'static Gpu, IssueKind> {
 
 /// Lower case, without separators and without the words that vendors put in front.
 fn normalised(name: &str) -> String {
-    let lower = name.to_lowercase();
+    let lower = name.to_ascii_lowercase();
     lower
-        .split(|c: char| !c.is_alphanumeric())
+        .split(|c: char| !c.is_ascii_alphanumeric())
         .filter(|word| !matches!(*word, "nvidia" | "geforce" | "amd" | "instinct" | "intel" | "tesla" | "radeon"))
         .collect()
 }

@@ -73,9 +73,9 @@ pub fn presets() -> &'static [Preset] {
 /// [`IssueKind::NotModelled`] for a model that is known and whose family is not modelled, [`IssueKind::UnknownName`]
 /// for any other.
 pub fn find(name: &str) -> Result<&'static Preset, IssueKind> {
-    let wanted = name.trim().to_lowercase();
+    let wanted = name.trim().to_ascii_lowercase();
     let is_wanted = |own: &str, hf_id: &str| {
-        let hf_id = hf_id.to_lowercase();
+        let hf_id = hf_id.to_ascii_lowercase();
         own == wanted
             || (!wanted.is_empty() && hf_id == wanted)
             || hf_id.split_once('/').is_some_and(|(_, model)| model == wanted)

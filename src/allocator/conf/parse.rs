@@ -4,7 +4,7 @@ use super::keys::{self, Key, Kind};
 use super::{AllocConf, ConfIssue, ConfProblem, INTERVALS, Rules};
 use crate::allocator::{LARGE_BUFFER, MIN_LARGE_ALLOC};
 use crate::plan::Version;
-use crate::units::MIB;
+use crate::units::{MIB, parse_decimal};
 
 /// The largest segment size taken here, in MiB: a TiB, beyond any device.
 const MAX_SEGMENT_MIB: u64 = 1 << 20;
@@ -183,8 +183,8 @@ impl Parser<'_> {
 
     fn real(&mut self, expected: &str, accepted: impl Fn(f64) -> bool) -> Result<f64, ConfProblem> {
         let found = self.word(expected)?;
-        match digits(&found, true).parse() {
-            Ok(x) if accepted(x) => Ok(x),
+        match parse_decimal(digits(&found, true)) {
+            Some(x) if accepted(x) => Ok(x),
             _ => Err(ConfProblem::Value { expected: expected.into(), found }),
         }
     }
