@@ -208,7 +208,7 @@ impl Catalogue for English {
             Reason::RunsOut { step, instant, tried } => {
                 let step = match step {
                     0 => "while the model is built".to_owned(),
-                    n => format!("in step {n}, {}", self.instant(*instant).to_lowercase()),
+                    n => format!("in step {n}, {}", self.instant(*instant).to_ascii_lowercase()),
                 };
                 format!(
                     "Replayed on this card, PyTorch's allocator runs out {step}: it asks for {tried} more even after \
@@ -641,7 +641,7 @@ impl Catalogue for English {
             Msg::Binding { instant, largest, bytes } => format!(
                 "The peak is {}: {} are the largest part, {bytes}.",
                 self.at_instant(*instant),
-                self.part(*largest).to_lowercase(),
+                self.part(*largest).to_ascii_lowercase(),
             ),
             Msg::BindingStep { name, implementation, temporaries } => format!(
                 "The peak is at the optimizer step: {} ({}) holds {temporaries} of temporaries while all gradients are still there.",
@@ -650,7 +650,7 @@ impl Catalogue for English {
             ),
             Msg::BarAlt { needed, card, parts } => {
                 let parts: Vec<String> =
-                    parts.iter().map(|(part, bytes)| format!("{} {bytes}", self.part(*part).to_lowercase())).collect();
+                    parts.iter().map(|(part, bytes)| format!("{} {bytes}", self.part(*part).to_ascii_lowercase())).collect();
                 let card = card.map_or(String::new(), |card| format!(" of {card}"));
                 format!("Needs {needed}{card}: {}", parts.join(", "))
             }
@@ -692,7 +692,7 @@ impl Catalogue for English {
                 "What PyTorch can use of this card is not known: the bill is computed, the verdict is not.".into()
             }
             Msg::PrecisionCandidate { name, verdict, allocated } => {
-                format!("{name}: {}, {allocated}", self.verdict(*verdict).to_lowercase())
+                format!("{name}: {}, {allocated}", self.verdict(*verdict).to_ascii_lowercase())
             }
             Msg::CellTitle { part, instant } => format!("{}, {}", self.part(*part), self.at_instant(*instant)),
             Msg::Count { count } => format!("{} ×", grouped(*count)),
@@ -757,7 +757,7 @@ fn short_gib(bytes: Bytes) -> String {
 
 fn capitalised(text: &str) -> String {
     let mut chars = text.chars();
-    chars.next().map_or(String::new(), |first| first.to_uppercase().chain(chars).collect())
+    chars.next().map_or(String::new(), |first| core::iter::once(first.to_ascii_uppercase()).chain(chars).collect())
 }
 
 fn joined(items: &[&str], last: &str) -> String {

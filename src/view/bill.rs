@@ -167,7 +167,7 @@ impl OpenCell {
             });
         }
         let used = |symbol: &str| {
-            let mut words = cell.lines.iter().flat_map(|line| line.formula.split(|c: char| !c.is_alphanumeric()));
+            let mut words = cell.lines.iter().flat_map(|line| line.formula.split(|c: char| !c.is_ascii_alphanumeric()));
             words.any(|word| word == symbol)
         };
         let symbols: Vec<String> = bill
@@ -189,19 +189,16 @@ impl OpenCell {
 
 /// The kinds of knowledge among `provenances`, each with its sources once.
 fn known<'a>(provenances: impl Iterator<Item = &'a Provenance>, text: &dyn Catalogue) -> Vec<Known> {
-    let mut all: Vec<&Provenance> = provenances.collect();
-    crate::order::sort_short_by(&mut all, |a, b| (a.kind, &a.source) < (b.kind, &b.source));
-    all.dedup();
     let mut out: Vec<Known> = Vec::new();
-    for provenance in all {
+    for provenance in provenances {
         let kind = text.provenance(provenance.kind);
-        match out.last_mut() {
-            Some(last) if last.kind == kind => last.sources.push(provenance.source.clone()),
-            _ => out.push(Known {
-                kind,
-                meaning: text.provenance_meaning(provenance.kind),
-                sources: vec![provenance.source.clone()],
-            }),
+        let at = out.iter().position(|known| known.kind == kind).unwrap_or_else(|| {
+            let meaning = text.provenance_meaning(provenance.kind);
+            out.push(Known { kind, meaning, sources: Vec::new() });
+            out.len() - 1
+        });
+        if !out[at].sources.contains(&provenance.source) {
+            out[at].sources.push(provenance.source.clone());
         }
     }
     out

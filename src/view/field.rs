@@ -5,7 +5,7 @@ use crate::machine::GpuChoice;
 use crate::plan::{Plan, Version};
 use crate::recipe::OptimizerName;
 use crate::text::Label;
-use crate::units::{Bytes, parse_bytes, three_digits};
+use crate::units::{Bytes, parse_bytes, parse_decimal, three_digits};
 
 /// A text field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -148,7 +148,7 @@ impl Field {
             // Only SGD has one; what is typed for it waits until SGD is chosen again.
             Self::Momentum if plan.recipe.optimizer.name != OptimizerName::Sgd => plan.recipe.optimizer.momentum = 0.0,
             Self::Momentum => {
-                plan.recipe.optimizer.momentum = number(text)
+                plan.recipe.optimizer.momentum = parse_decimal(text)
                     .filter(|m| (0.0..1.0).contains(m))
                     .ok_or_else(|| not_a("a number from 0 to below 1, such as 0.9", text))?;
             }
@@ -223,14 +223,9 @@ fn whole(text: &str) -> Result<u64, IssueKind> {
     Ok(digits.parse().unwrap_or(u64::MAX))
 }
 
-/// A decimal number without an exponent.
-fn number(text: &str) -> Option<f64> {
-    text.chars().all(|c| c.is_ascii_digit() || c == '.').then(|| text.parse().ok()).flatten()
-}
-
 /// A percentage as a share.
 fn share(text: &str) -> Result<f64, IssueKind> {
-    number(text.trim_end_matches('%').trim_end())
+    parse_decimal(text.trim_end_matches('%').trim_end())
         .filter(|percent| (0.0..=100.0).contains(percent))
         .map(|percent| percent / 100.0)
         .ok_or_else(|| not_a("a percentage from 0 to 100", text))

@@ -53,8 +53,8 @@ pub fn first_gpu(filter: &str) -> Option<&'static Gpu> {
 
 /// Whether every word of the filter is in the name.
 fn matches(name: &str, filter: &str) -> bool {
-    let name = name.to_lowercase();
-    filter.to_lowercase().split_whitespace().all(|word| name.contains(word))
+    let name = name.to_ascii_lowercase();
+    filter.to_ascii_lowercase().split_whitespace().all(|word| name.contains(word))
 }
 
 /// The hint under the GPU: what of it can be used, and how that is known.

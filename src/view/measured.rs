@@ -49,7 +49,7 @@ impl Comparison {
         let rows = compare(&prediction, measurement)
             .into_iter()
             .map(|row| Row {
-                name: format!("{}, {}", text.reading(row.name), text.tier(row.tier).to_lowercase()),
+                name: format!("{}, {}", text.reading(row.name), text.tier(row.tier).to_ascii_lowercase()),
                 predicted: row.predicted.map_or_else(|| text.label(Label::NotKnown).into(), plain),
                 measured: match (row.measured, &row.unavailable) {
                     (Some(bytes), _) => plain(bytes),

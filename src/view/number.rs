@@ -24,13 +24,11 @@ pub fn signed_gib(bytes: i64) -> String {
 #[must_use]
 pub fn column(addends: &[Bytes], foot: u64) -> Vec<String> {
     let mut floors: Vec<u64> = addends.iter().map(|b| floor_hundredths(*b)).collect();
-    let mut order: Vec<usize> = (0..addends.len()).filter(|&i| addends[i] != Bytes::ZERO).collect();
-    crate::order::sort_short_by_key(&mut order, |&i| {
-        core::cmp::Reverse((u128::from(addends[i].get()) * 100) % u128::from(GIB))
-    });
-    let missing = foot.saturating_sub(floors.iter().sum());
-    for &i in order.iter().cycle().take(usize::try_from(missing).unwrap_or(0).min(order.len())) {
-        floors[i] += 1;
+    let mut waiting: Vec<usize> = (0..addends.len()).filter(|&i| addends[i] != Bytes::ZERO).collect();
+    let lost = |i: usize| (u128::from(addends[i].get()) * 100) % u128::from(GIB);
+    for _ in 0..foot.saturating_sub(floors.iter().sum()) {
+        let Some(at) = (0..waiting.len()).rev().max_by_key(|&at| lost(waiting[at])) else { break };
+        floors[waiting.remove(at)] += 1;
     }
     addends.iter().zip(floors).map(|(b, n)| if *b == Bytes::ZERO { "0".into() } else { decimal(n) }).collect()
 }

@@ -59,7 +59,7 @@ fn row(decision: &Decision, index: usize, quoted: Quoted, text: &dyn Catalogue) 
         exact: peak,
         change: signed_gib(saved.saturating_neg()),
         then: status(remedy.verdict),
-        then_word: text.verdict(remedy.verdict).to_lowercase(),
+        then_word: text.verdict(remedy.verdict).to_ascii_lowercase(),
     })
 }
 
@@ -77,13 +77,13 @@ pub fn first(decision: &Decision, most: usize, text: &dyn Catalogue) -> Vec<Reme
     if decision.verdict.kind == VerdictKind::Fits {
         return Vec::new();
     }
-    let mut order: Vec<usize> =
-        (0..decision.remedies.len()).filter(|at| decision.remedies[*at].saves() || fits(at)).collect();
+    let all = 0..decision.remedies.len();
+    let helps = |at: &usize| decision.remedies[*at].saves() && !fits(at);
+    let mut order: Vec<usize> = all.clone().filter(fits).chain(all.filter(helps)).collect();
     let quoted = match decision.verdict.kind {
         VerdictKind::Tight => Quoted::Process,
         _ => Quoted::Allocated,
     };
-    crate::order::sort_short_by_key(&mut order, |at| !fits(at));
     order.truncate(most);
     rows(decision, &order, quoted, text)
 }

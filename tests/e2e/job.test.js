@@ -68,11 +68,11 @@ for (const { name, ...size } of WIDTHS) {
     await page.locator("#more-inputs > summary").click();
     await changes("MIG slice", () => page.fill("#mig-slice", "19.5 GiB"));
     await changes("context", () => page.fill("#context", "800 MiB"));
+    await page.fill("#mig-slice", "");
     await changes("not knowing the GPU", () => page.selectOption("#gpu", { label: "I don’t know" }));
     assert.equal((await answer(page)).verdict, "Cannot tell");
     // One's own card.
     await page.selectOption("#gpu", { label: "My own card…" });
-    await page.fill("#mig-slice", "");
     await page.fill("#gpu-name", "prototype");
     await page.fill("#gpu-memory", "400 GiB");
     await page.waitForFunction(() => document.querySelector("#verdict").innerText === "Fits");

@@ -149,7 +149,7 @@ fn with_term(sentence: &str, term: Option<Term>, text: &dyn Catalogue) -> Html {
 }
 
 fn term_id(term: Term) -> String {
-    format!("term-{term:?}").to_lowercase()
+    format!("term-{term:?}").to_ascii_lowercase()
 }
 
 fn definition(term: Term, text: &dyn Catalogue) -> Html {

@@ -39,14 +39,50 @@ fn row(label: &'static str, of: &'static str, controls: Html) -> Html {
     html! { <div class="row"><label for={of}>{ label }</label><div class="field">{ controls }</div></div> }
 }
 
-/// Dispatches an action when Enter is pressed.
-fn on_enter(store: &Handle, action: Action) -> Callback<KeyboardEvent> {
+/// A row with a list to choose from, and what stands beside the list.
+struct ListRow {
+    label: Label,
+    id: &'static str,
+    choices: Vec<Choice>,
+    chosen: String,
+    hint: Option<String>,
+    action: fn(String) -> Action,
+    beside: Html,
+}
+
+fn list_row(store: &Handle, of: ListRow) -> Html {
+    let text = store.text();
+    let ListRow { label, id, choices, chosen, hint, action, beside } = of;
+    let issues = job::issues_of(&store.0, id, text);
+    row(
+        text.label(label),
+        id,
+        html! { <Select {id} {issues} {choices} {chosen} {hint} onchoose={store.on(action)}>{ beside }</Select> },
+    )
+}
+
+/// A field that filters a list; Enter takes the first that is left.
+fn search(
+    store: &Handle,
+    id: &'static str,
+    label: Label,
+    value: &str,
+    typed: fn(String) -> Action,
+    enter: Action,
+) -> Html {
+    let label = store.text().label(label);
     let dispatcher = store.dispatcher();
-    Callback::from(move |event: KeyboardEvent| {
+    let onkeydown = Callback::from(move |event: KeyboardEvent| {
         if event.key() == "Enter" {
-            dispatcher.dispatch(action.clone());
+            dispatcher.dispatch(enter.clone());
         }
-    })
+    });
+    html! {
+        <input
+            class="find" type="search" {id} autocomplete="off" spellcheck="false" aria-label={label} placeholder={label}
+            value={value.to_owned()} oninput={store.on(move |event: InputEvent| typed(input_value(&event)))} {onkeydown}
+        />
+    }
 }
 
 /// The option by its position in a list, `None` for the first: "I don't know".
@@ -68,39 +104,39 @@ fn choices<T: Copy>(unknown: Option<&str>, all: &[T], name: impl Fn(T) -> &'stat
 fn model_row(store: &Handle) -> Html {
     let text = store.text();
     let state = &store.0;
-    let open = state.is_open(Panel::Config) || state.draft.config().is_some();
-    let chosen = job::chosen_preset(state).to_owned();
-    let names = job::presets(&state.model_filter, &chosen);
-    let mut list: Vec<Choice> = names.iter().map(|name| Choice::new(*name, *name)).collect();
-    if state.draft.config().is_some() {
-        list.insert(0, Choice::new("", text.label(Label::ModelFromConfig)));
-    }
-    let chosen = if state.draft.config().is_some() { String::new() } else { chosen };
-    let onchoose = store.on(|name: String| match name.is_empty() {
-        true => Action::Panel(Panel::Config, true),
-        false => Action::Preset(name),
-    });
-    let onfilter = store.on(|event: InputEvent| Action::ModelFilter(input_value(&event)));
-    let onkeydown = on_enter(store, Action::FirstModel);
-    html! {
-        <div class="row">
-            <label for={job::MODEL_ID}>{ text.label(Label::Model) }</label>
-            <div class="field">
-                <Select id={job::MODEL_ID} issues={job::issues_of(&store.0, job::MODEL_ID, text)} choices={list} {chosen} {onchoose} hint={job::model_hint(state, text)}>
-                    <input
-                    class="find" type="search" id="find-model" autocomplete="off" spellcheck="false"
-                    aria-label={text.label(Label::FindModel)} placeholder={text.label(Label::FindModel)}
-                    value={state.model_filter.clone()} oninput={onfilter} {onkeydown}
-                />
-                    if !open { <button class="plain small" type="button" id="paste-config"
-                        onclick={store.on(|_| Action::Panel(Panel::Config, true))}>
-                        { text.label(Label::PasteConfig) }
-                    </button> }
-                </Select>
-                if open { { config_box(store) } }
-            </div>
-        </div>
-    }
+    let from_config = state.draft.config().is_some();
+    let open = state.is_open(Panel::Config) || from_config;
+    let chosen = job::chosen_preset(state);
+    let own = from_config.then(|| Choice::new("", text.label(Label::ModelFromConfig)));
+    let presets = job::presets(&state.model_filter, chosen).into_iter().map(|name| Choice::new(name, name));
+    let beside = html! {
+        <>
+            { search(store, "find-model", Label::FindModel, &state.model_filter, Action::ModelFilter, Action::FirstModel) }
+            if open {
+                { config_box(store) }
+            } else {
+                <button class="plain small" type="button" id="paste-config"
+                    onclick={store.on(|_| Action::Panel(Panel::Config, true))}>
+                    { text.label(Label::PasteConfig) }
+                </button>
+            }
+        </>
+    };
+    list_row(
+        store,
+        ListRow {
+            label: Label::Model,
+            id: job::MODEL_ID,
+            choices: own.into_iter().chain(presets).collect(),
+            chosen: if from_config { String::new() } else { chosen.into() },
+            hint: job::model_hint(state, text),
+            action: |name| match name.is_empty() {
+                true => Action::Panel(Panel::Config, true),
+                false => Action::Preset(name),
+            },
+            beside,
+        },
+    )
 }
 
 /// The text of a `config.json`.
@@ -142,49 +178,39 @@ fn gpu_row(store: &Handle) -> Html {
     let text = store.text();
     let state = &store.0;
     let pick = state.draft.gpu();
-    let gpus = job::gpus(&state.gpu_filter, &pick);
-    let (chosen, own) = match &pick {
-        GpuPick::Unknown => (UNKNOWN.to_owned(), false),
-        GpuPick::Own => (OWN.to_owned(), true),
-        GpuPick::Catalogue(name) => (job::catalogue_name(name).to_owned(), false),
+    let chosen = match &pick {
+        GpuPick::Unknown => UNKNOWN,
+        GpuPick::Own => OWN,
+        GpuPick::Catalogue(name) => job::catalogue_name(name),
     };
-    let mut list =
+    let mut choices =
         vec![Choice::new(UNKNOWN, text.label(Label::GpuUnknown)), Choice::new(OWN, text.label(Label::GpuOwn))];
-    list.extend(gpus.iter().map(|gpu| Choice {
+    choices.extend(job::gpus(&state.gpu_filter, &pick).into_iter().map(|gpu| Choice {
         group: Some(format!("{} {}", gpu.vendor, gpu.arch)),
         ..Choice::new(gpu.name.clone(), gpu.name.clone())
     }));
-    let onchoose = store.on(|name: String| {
-        Action::Gpu(match name.as_str() {
-            UNKNOWN => GpuPick::Unknown,
-            OWN => GpuPick::Own,
-            _ => GpuPick::Catalogue(name),
-        })
-    });
-    let onfilter = store.on(|event: InputEvent| Action::GpuFilter(input_value(&event)));
-    let onkeydown = on_enter(store, Action::FirstGpu);
+    let own = |field: Field, class: &'static str, hint: Option<Label>| {
+        row(text.label(field.label()), field.id(), text_field(store, field, class, hint))
+    };
     html! {
         <>
-            <div class="row">
-                <label for={job::GPU_ID}>{ text.label(Label::Gpu) }</label>
-                <div class="field">
-                    <Select id={job::GPU_ID} issues={job::issues_of(&store.0, job::GPU_ID, text)} choices={list} {chosen} {onchoose} hint={job::gpu_hint(state, text)}>
-                        <input
-                        class="find" type="search" id="find-gpu" autocomplete="off" spellcheck="false"
-                        aria-label={text.label(Label::FindGpu)} placeholder={text.label(Label::FindGpu)}
-                        value={state.gpu_filter.clone()} oninput={onfilter} {onkeydown}
-                    />
-                    </Select>
-                </div>
-            </div>
-            if own {
-                { row(text.label(Label::GpuOwnName), Field::GpuName.id(), html! { { text_field(store, Field::GpuName, "wide left", None) } }) }
-                { row(text.label(Label::GpuOwnMemory), Field::GpuMemory.id(), html! {
-                    { text_field(store, Field::GpuMemory, "size", Some(Label::GpuOwnMemoryHint)) }
-                }) }
-                { row(text.label(Label::GpuOwnCapability), Field::GpuCapability.id(), html! {
-                    { text_field(store, Field::GpuCapability, "", Some(Label::GpuOwnCapabilityHint)) }
-                }) }
+            { list_row(store, ListRow {
+                label: Label::Gpu,
+                id: job::GPU_ID,
+                choices,
+                chosen: chosen.into(),
+                hint: job::gpu_hint(state, text),
+                action: |name| Action::Gpu(match name.as_str() {
+                    UNKNOWN => GpuPick::Unknown,
+                    OWN => GpuPick::Own,
+                    _ => GpuPick::Catalogue(name),
+                }),
+                beside: search(store, "find-gpu", Label::FindGpu, &state.gpu_filter, Action::GpuFilter, Action::FirstGpu),
+            }) }
+            if pick == GpuPick::Own {
+                { own(Field::GpuName, "wide left", None) }
+                { own(Field::GpuMemory, "size", Some(Label::GpuOwnMemoryHint)) }
+                { own(Field::GpuCapability, "", Some(Label::GpuOwnCapabilityHint)) }
             }
         </>
     }
@@ -211,21 +237,19 @@ fn in_use_row(store: &Handle) -> Html {
 fn precision_row(store: &Handle) -> Html {
     let text = store.text();
     let chosen = store.0.draft.choices().recipe.precision;
-    let hint = match chosen {
-        Some(precision) => text.precision_meaning(precision).to_owned(),
-        None => job::precision_hint(&store.0, text),
-    };
-    row(
-        text.label(Label::Precision),
-        "precision",
-        html! {
-            <Select
-                id="precision" issues={job::issues_of(&store.0, "precision", text)}
-                choices={choices(Some(text.label(Label::DontKnow)), &Precision::ALL, |p| text.precision(p))}
-                chosen={value_of(&Precision::ALL, chosen)}
-                onchoose={store.on(|value: String| Action::Precision(at(&Precision::ALL, &value)))}
-                {hint}
-            />
+    list_row(
+        store,
+        ListRow {
+            label: Label::Precision,
+            id: "precision",
+            choices: choices(Some(text.label(Label::DontKnow)), &Precision::ALL, |p| text.precision(p)),
+            chosen: value_of(&Precision::ALL, chosen),
+            hint: Some(match chosen {
+                Some(precision) => text.precision_meaning(precision).to_owned(),
+                None => job::precision_hint(&store.0, text),
+            }),
+            action: |value| Action::Precision(at(&Precision::ALL, &value)),
+            beside: Html::default(),
         },
     )
 }
@@ -234,34 +258,33 @@ fn optimizer_row(store: &Handle) -> Html {
     const IMPLEMENTATIONS: [OptimizerImpl; 3] = [OptimizerImpl::Foreach, OptimizerImpl::Fused, OptimizerImpl::Forloop];
     let text = store.text();
     let optimizer = store.0.draft.choices().recipe.optimizer;
-    let hint = text.definition(match optimizer.implementation.unwrap_or(OptimizerImpl::Foreach) {
+    let term = match optimizer.implementation.unwrap_or(OptimizerImpl::Foreach) {
         OptimizerImpl::Foreach => Term::Foreach,
         OptimizerImpl::Fused => Term::Fused,
         OptimizerImpl::Forloop => Term::Forloop,
-    });
+    };
     html! {
         <>
-            { row(text.label(Label::Optimizer), "optimizer", html! {
-                <Select
-                    id="optimizer" issues={job::issues_of(&store.0, "optimizer", text)}
-                    choices={choices(None, &OptimizerName::ALL, |o| text.optimizer(o))}
-                    chosen={value_of(&OptimizerName::ALL, Some(optimizer.name))}
-                    onchoose={store.on(move |value: String| {
-                        Action::Optimizer(at(&OptimizerName::ALL, &value).unwrap_or(optimizer.name))
-                    })}
-                />
+            { list_row(store, ListRow {
+                label: Label::Optimizer,
+                id: "optimizer",
+                choices: choices(None, &OptimizerName::ALL, |o| text.optimizer(o)),
+                chosen: value_of(&OptimizerName::ALL, Some(optimizer.name)),
+                hint: None,
+                action: |value| Action::Optimizer(at(&OptimizerName::ALL, &value).unwrap_or(OptimizerName::AdamW)),
+                beside: Html::default(),
             }) }
             if optimizer.name == OptimizerName::Sgd {
-                { row(text.label(Label::Momentum), Field::Momentum.id(), html! { { text_field(store, Field::Momentum, "", None) } }) }
+                { row(text.label(Label::Momentum), Field::Momentum.id(), text_field(store, Field::Momentum, "", None)) }
             }
-            { row(text.label(Label::Implementation), "implementation", html! {
-                <Select
-                    id="implementation" issues={job::issues_of(&store.0, "implementation", text)}
-                    choices={choices(Some(text.label(Label::ImplementationUnknown)), &IMPLEMENTATIONS, |i| text.implementation(i))}
-                    chosen={value_of(&IMPLEMENTATIONS, optimizer.implementation)}
-                    onchoose={store.on(|value: String| Action::Implementation(at(&IMPLEMENTATIONS, &value)))}
-                    hint={hint.to_owned()}
-                />
+            { list_row(store, ListRow {
+                label: Label::Implementation,
+                id: "implementation",
+                choices: choices(Some(text.label(Label::ImplementationUnknown)), &IMPLEMENTATIONS, |i| text.implementation(i)),
+                chosen: value_of(&IMPLEMENTATIONS, optimizer.implementation),
+                hint: Some(text.definition(term).into()),
+                action: |value| Action::Implementation(at(&IMPLEMENTATIONS, &value)),
+                beside: Html::default(),
             }) }
         </>
     }
@@ -296,18 +319,16 @@ fn attention_row(store: &Handle) -> Html {
     const ALL: [Attention; 2] = [Attention::Sdpa, Attention::Eager];
     let text = store.text();
     let chosen = store.0.draft.choices().recipe.attention;
-    let hint = (chosen == Some(Attention::Eager)).then(|| text.definition(Term::Eager).to_owned());
-    row(
-        text.label(Label::Attention),
-        "attention",
-        html! {
-            <Select
-                id="attention" issues={job::issues_of(&store.0, "attention", text)}
-                choices={choices(Some(text.label(Label::AttentionUnknown)), &ALL, |a| text.attention(a))}
-                chosen={value_of(&ALL, chosen)}
-                onchoose={store.on(|value: String| Action::Attention(at(&ALL, &value)))}
-                {hint}
-            />
+    list_row(
+        store,
+        ListRow {
+            label: Label::Attention,
+            id: "attention",
+            choices: choices(Some(text.label(Label::AttentionUnknown)), &ALL, |a| text.attention(a)),
+            chosen: value_of(&ALL, chosen),
+            hint: (chosen == Some(Attention::Eager)).then(|| text.definition(Term::Eager).into()),
+            action: |value| Action::Attention(at(&ALL, &value)),
+            beside: Html::default(),
         },
     )
 }
@@ -341,12 +362,7 @@ fn checkpointing_row(store: &Handle) -> Html {
 fn more_row(store: &Handle) -> Html {
     let text = store.text();
     let line = |field: Field, class: &'static str, hint: Option<Label>| {
-        html! {
-            <div class="row">
-                <label for={field.id()}>{ text.label(field.label()) }</label>
-                <div class="field">{ text_field(store, field, class, hint) }</div>
-            </div>
-        }
+        row(text.label(field.label()), field.id(), text_field(store, field, class, hint))
     };
     html! {
         <details class="more-inputs" id="more-inputs">

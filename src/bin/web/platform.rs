@@ -64,8 +64,10 @@ pub(crate) fn remember(state: &State) {
 
 /// From now on a panic shows the panel of `index.html` with a link that holds the last inputs. After a panic nothing of
 /// the program may run again, so the page is made inert.
+#[cfg(target_arch = "wasm32")]
 pub(crate) fn keep_input_on_panic() {
-    std::panic::set_hook(Box::new(|info| {
+    // Yew would set its own hook over one that it does not know of.
+    yew::set_custom_panic_hook(Box::new(|info| {
         let message = info.to_string();
         gloo::console::error!(&message);
         let document = document();
