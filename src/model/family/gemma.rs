@@ -10,7 +10,7 @@ use crate::model::family::common::{
     Activation, Attend, AttentionPlan, Run, attend_by, eager_mask, gated_mlp, position_ids, rotary_tables, rotate,
     softcap, window_mask,
 };
-use crate::model::family::{Built, Dimensions, Model, Parameter, Parameters, matrix, vector};
+use crate::model::family::{Built, Dimensions, Model, Parameter, Parameters, matrix, names_of, vector};
 use crate::model::fields::{Fields, MAX_DIMENSION, MAX_HEADS, MAX_LAYERS};
 use crate::recipe::{Attention, Recipe};
 use crate::step::checkpoint::checkpointed;
@@ -243,6 +243,27 @@ impl Model for Gemma {
         all.push(of(vector(self.h())));
         if !self.tied {
             all.push(of(matrix(self.v(), self.h())));
+        }
+        all
+    }
+
+    fn linear_names(&self) -> Vec<Option<&'static str>> {
+        const NAMES: [(usize, &str); 7] = [
+            (0, "q_proj"),
+            (2, "k_proj"),
+            (4, "v_proj"),
+            (6, "o_proj"),
+            (10, "gate_proj"),
+            (11, "up_proj"),
+            (12, "down_proj"),
+        ];
+        let mut all = vec![None];
+        for _ in &self.sliding {
+            all.extend(names_of(&self.layer_shapes(), &NAMES));
+        }
+        all.push(None);
+        if !self.tied {
+            all.push(Some("lm_head"));
         }
         all
     }

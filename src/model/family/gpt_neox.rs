@@ -8,7 +8,7 @@ use crate::issue::Issue;
 use crate::model::family::common::{
     Activation, Run, attend, eager_mask, position_ids, rotary_tables, rotate_part, rotated_parts,
 };
-use crate::model::family::{Built, Dimensions, Model, Parameter, Parameters, matrix, vector};
+use crate::model::family::{Built, Dimensions, Model, Parameter, Parameters, matrix, names_of, vector};
 use crate::model::fields::{Fields, MAX_DIMENSION, MAX_HEADS, MAX_LAYERS};
 use crate::recipe::Recipe;
 use crate::step::checkpoint::checkpointed;
@@ -133,6 +133,20 @@ impl Model for GptNeox {
         all.extend([of(vector(self.h())), of(vector(self.h()))]);
         if !self.tied {
             all.push(of(embed));
+        }
+        all
+    }
+
+    fn linear_names(&self) -> Vec<Option<&'static str>> {
+        const NAMES: [(usize, &str); 4] =
+            [(4, "query_key_value"), (6, "dense"), (8, "dense_h_to_4h"), (10, "dense_4h_to_h")];
+        let mut all = vec![None];
+        for _ in 0..self.layers {
+            all.extend(names_of(&self.layer_shapes(), &NAMES));
+        }
+        all.extend([None, None]);
+        if !self.tied {
+            all.push(Some("embed_out"));
         }
         all
     }

@@ -10,7 +10,7 @@ use crate::model::family::common::{
     Activation, Run, attend, eager_mask, position_ids, rms_norm, rotary_tables, rotate, window_mask,
 };
 use crate::model::family::experts::{Experts, Routed};
-use crate::model::family::{Built, Dimensions, Model, Parameter, Parameters, matrix, vector};
+use crate::model::family::{Built, Dimensions, Model, Parameter, Parameters, matrix, names_of, vector};
 use crate::model::fields::{Fields, MAX_DIMENSION, MAX_HEADS, MAX_LAYERS};
 use crate::recipe::Recipe;
 use crate::step::checkpoint::checkpointed;
@@ -339,21 +339,18 @@ impl Model for Decoder {
     }
 
     fn linear_names(&self) -> Vec<Option<&'static str>> {
-        const NAMES: [Option<&str>; LAYER] = {
-            let mut names = [None; LAYER];
-            names[0] = Some("q_proj");
-            names[2] = Some("k_proj");
-            names[4] = Some("v_proj");
-            names[6] = Some("o_proj");
-            names[10] = Some("gate_proj");
-            names[12] = Some("up_proj");
-            names[14] = Some("down_proj");
-            names
-        };
+        const NAMES: [(usize, &str); 7] = [
+            (0, "q_proj"),
+            (2, "k_proj"),
+            (4, "v_proj"),
+            (6, "o_proj"),
+            (10, "gate_proj"),
+            (12, "up_proj"),
+            (14, "down_proj"),
+        ];
         let mut all = vec![None];
         for i in 0..usize::try_from(self.layers).unwrap_or(0) {
-            let shapes = self.layer_shapes(i);
-            all.extend(NAMES.iter().zip(&shapes).filter(|(_, shape)| shape.is_some()).map(|(name, _)| *name));
+            all.extend(names_of(&self.layer_shapes(i), &NAMES));
         }
         all.push(None);
         if !self.tied {

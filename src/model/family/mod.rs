@@ -151,6 +151,16 @@ impl Family {
     }
 }
 
+/// The names of the linear layers of one layer, by the places of its parameters, where the config has such a parameter.
+pub(crate) fn names_of(
+    shapes: &[Option<Shape>],
+    places: &[(usize, &'static str)],
+) -> impl Iterator<Item = Option<&'static str>> {
+    let name = |at: usize| places.iter().find(|(place, _)| *place == at).map(|(_, name)| *name);
+    let there: Vec<_> = shapes.iter().enumerate().filter(|(_, s)| s.is_some()).map(|(at, _)| name(at)).collect();
+    there.into_iter()
+}
+
 /// The shape of a weight matrix.
 pub(crate) fn matrix(rows: Dim, columns: Dim) -> Shape {
     Shape::new(&[rows, columns])

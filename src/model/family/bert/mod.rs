@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 use crate::issue::{Issue, IssueKind};
 use crate::model::family::bert::forward::BuiltBert;
 use crate::model::family::common::Activation;
-use crate::model::family::{Built, Dimensions, Model, Parameter, matrix, vector};
+use crate::model::family::{Built, Dimensions, Model, Parameter, matrix, names_of, vector};
 use crate::model::fields::{Fields, MAX_DIMENSION, MAX_HEADS, MAX_LAYERS};
 use crate::recipe::Recipe;
 use crate::step::shape::{Dim, Shape, Symbol};
@@ -233,6 +233,22 @@ impl Model for Bert {
             all.extend(self.layer_shapes().map(of));
         }
         all.extend(self.head_shapes().into_iter().map(of));
+        all
+    }
+
+    fn linear_names(&self) -> Vec<Option<&'static str>> {
+        let places: [(usize, &str); 6] = match self.kind {
+            Kind::DistilBert => [(0, "q_lin"), (2, "k_lin"), (4, "v_lin"), (6, "out_lin"), (10, "lin1"), (12, "lin2")],
+            Kind::Bert | Kind::Roberta => {
+                [(0, "query"), (2, "key"), (4, "value"), (6, "dense"), (10, "dense"), (12, "dense")]
+            }
+        };
+        let mut all: Vec<Option<&'static str>> = self.embedding_shapes().0.iter().map(|_| None).collect();
+        for _ in 0..self.layers {
+            all.extend(names_of(&self.layer_shapes().map(Some), &places));
+        }
+        // Adapters on the head's own layers are not offered.
+        all.extend(self.head_shapes().iter().map(|_| None));
         all
     }
 
