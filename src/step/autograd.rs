@@ -274,7 +274,7 @@ fn gather(tape: &Tape, gathers: &Gradient, mut inputs: Grads, shape: &Shape) {
     if gathers.tensor.borrow().is_some() {
         return;
     }
-    let kept = if grad.is_sole_reference() && grad.shape().strides() == shape.strides() {
+    let kept = if grad.is_sole_reference() && grad.shape().lies_like(shape) {
         grad.detached()
     } else {
         tape.temp(*shape, grad.dtype(), "gradient")

@@ -69,7 +69,7 @@ impl Saved {
     }
 }
 
-type Again = Box<dyn Fn(&Tape, &Tensor) -> Tensor>;
+type Again = Box<dyn Fn(&Tape, &Tensor) -> Vec<Tensor>>;
 
 /// One checkpointed layer's call.
 pub struct Frame {
@@ -112,10 +112,27 @@ pub(crate) struct Hooks {
     stack: Vec<Hook>,
 }
 
+impl Hooks {
+    /// Whether a layer is being run again.
+    pub(crate) fn recomputing(&self) -> bool {
+        matches!(self.stack.last(), Some(Hook::Recompute(_)))
+    }
+}
+
 /// Runs `layer` on `input`, keeping the input in place of what the layer saves.
 ///
 /// `layer` runs under the caller's autocast state in forward and in recomputation.
 pub fn checkpointed(tape: &Tape, input: &Tensor, layer: impl Fn(&Tape, &Tensor) -> Tensor + 'static) -> Tensor {
+    let mut outputs = checkpointed_many(tape, input, move |tape, input| vec![layer(tape, input)]);
+    outputs.pop().unwrap_or_else(|| input.clone())
+}
+
+/// As [`checkpointed`] for a layer of several outputs.
+pub fn checkpointed_many(
+    tape: &Tape,
+    input: &Tensor,
+    layer: impl Fn(&Tape, &Tensor) -> Vec<Tensor> + 'static,
+) -> Vec<Tensor> {
     let kept = input.detached();
     tape.becomes(&kept, Part::Activations);
     let autocast = tape.autocast();

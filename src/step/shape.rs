@@ -206,6 +206,13 @@ impl Shape {
         true
     }
 
+    /// Whether the strides are equal where the dimension is longer than one.
+    #[must_use]
+    pub fn lies_like(&self, other: &Self) -> bool {
+        let strides = self.strides().iter().zip(other.strides());
+        self.rank == other.rank && self.dims().iter().zip(strides).all(|(d, (a, b))| d.n == 1 || a == b)
+    }
+
     /// Whether the elements lie densely in some order of the dimensions.
     #[must_use]
     pub fn is_dense(&self) -> bool {

@@ -32,6 +32,7 @@ pub(crate) struct State {
     casts: RefCell<Vec<(u32, Tensor)>>,
     pub(crate) hooks: RefCell<Hooks>,
     pub(crate) stopped: Cell<bool>,
+    graph_leaves: RefCell<Vec<Tensor>>,
     sequence: Cell<u64>,
     scope: Cell<&'static str>,
     layer: Cell<u32>,
@@ -59,6 +60,7 @@ impl Tape {
             casts: RefCell::default(),
             hooks: RefCell::default(),
             stopped: Cell::new(false),
+            graph_leaves: RefCell::default(),
             sequence: Cell::new(0),
             scope: Cell::new(""),
             layer: Cell::new(0),
@@ -94,6 +96,22 @@ impl Tape {
     #[must_use]
     pub fn buffer(&self, shape: Shape, dtype: Dtype) -> Tensor {
         Tensor::new(Rc::new(Storage::new(None, self)), shape, dtype)
+    }
+
+    /// A temporary that gathers a gradient of its own (`requires_grad = True`). The graph holds it, and it its gradient,
+    /// until the loss goes away; a recomputation's graph does not last.
+    #[must_use]
+    pub fn leaf_without_parameter(&self, shape: Shape, dtype: Dtype, op: &'static str) -> Tensor {
+        let leaf = Tensor::leaf_of(self, u32::MAX, shape, dtype, Part::Temporary, op);
+        if !self.0.hooks.borrow().recomputing() {
+            self.0.graph_leaves.borrow_mut().push(leaf.clone());
+        }
+        leaf
+    }
+
+    /// The leaves that the graph of the forward just run holds, for whoever holds its loss.
+    pub(crate) fn take_graph_leaves(&self) -> Vec<Tensor> {
+        self.0.graph_leaves.take()
     }
 
     /// `n` bytes of scratch.

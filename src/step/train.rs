@@ -199,6 +199,8 @@ struct Loop<'a> {
     scaler: Option<[Tensor; 2]>,
     batch: Option<Vec<Tensor>>,
     loss: Option<Tensor>,
+    /// What the loss's graph holds beside it.
+    graph_leaves: Vec<Tensor>,
     /// What the loss's graph keeps alive beside what backward releases.
     pinned: Vec<(Tensor, Rc<Gradient>)>,
     kept: Option<Tensor>,
@@ -248,6 +250,7 @@ impl<'a> Loop<'a> {
             scaler: None,
             batch: None,
             loss: None,
+            graph_leaves: Vec::new(),
             pinned: Vec::new(),
             kept: None,
         }
@@ -311,6 +314,7 @@ impl<'a> Loop<'a> {
             drop(logits);
             self.kept = None;
         }
+        self.graph_leaves = t.take_graph_leaves();
         self.loss = Some(loss);
         self.pinned = t.take_pinned();
         self.batch = Some(batch);
@@ -440,6 +444,7 @@ impl<'a> Loop<'a> {
             }
         }
         self.tape.set_layer(0);
+        self.graph_leaves.clear();
         self.loss = None;
         self.pinned.clear();
         self.kept = None;

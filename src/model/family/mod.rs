@@ -10,6 +10,7 @@ mod gpt_neox;
 mod llama;
 mod opt;
 mod rotary;
+mod t5;
 mod vit;
 
 use core::fmt::Debug;
@@ -139,6 +140,7 @@ impl Family {
             architecture: "DistilBertForSequenceClassification",
             read: bert::read_distilbert_classifier,
         },
+        Self { model_type: "t5", architecture: "T5ForConditionalGeneration", read: t5::read },
         Self { model_type: "vit", architecture: "ViTForImageClassification", read: vit::read },
     ];
 

@@ -86,10 +86,29 @@ impl Tape {
         }
     }
 
+    /// [`Tape::sdpa`] with `bias` [1, a, s, s] added to the scores: it goes the memory-efficient way unless forced
+    /// otherwise. Its rows are padded to a multiple of eight and it is expanded over the batch, which backward undoes.
+    #[must_use]
+    pub fn sdpa_biased(&self, q: &Tensor, k: &Tensor, v: &Tensor, bias: &Tensor, dropout: f64) -> Tensor {
+        let bias = self.autocast_lower(bias);
+        let v = &self.autocast_lower(v);
+        let k = &self.autocast_lower(k);
+        let q = &self.autocast_lower(q);
+        let keys = bias.dim(3);
+        let bias = if keys.n.is_multiple_of(MASK_ALIGNMENT) {
+            bias
+        } else {
+            let padded = self.pad_last(&bias, Dim::plain(keys.n.next_multiple_of(MASK_ALIGNMENT)));
+            drop(bias);
+            self.slice(&padded, 3, keys)
+        };
+        let bias = self.expand(&bias, 0, q.dim(0));
+        self.efficient(q, k, v, Some(&bias), dropout)
+    }
+
     /// A boolean mask as `sdpa` adds it to the scores: 0 or −∞ in the query's dtype, its rows padded to a multiple of
     /// eight (`convert_boolean_attn_mask`, `preprocess_mask` in ATen/native/transformers/attention.cpp).
     fn additive_mask(&self, mask: &Tensor, dtype: Dtype) -> Tensor {
-        const ALIGNMENT: u64 = 8;
         let zero = self.scalar(dtype, "attention bias");
         let least = self.scalar(dtype, "attention bias");
         let bias = self.temp(mask.shape().contiguous(), dtype, "attention bias");
@@ -97,10 +116,10 @@ impl Tape {
         drop(zero);
         let last = bias.shape().rank() - 1;
         let keys = bias.dim(last);
-        if keys.n.is_multiple_of(ALIGNMENT) {
+        if keys.n.is_multiple_of(MASK_ALIGNMENT) {
             return bias;
         }
-        let padded = bias.shape().narrowed(last, Dim::plain(keys.n.next_multiple_of(ALIGNMENT))).contiguous();
+        let padded = bias.shape().narrowed(last, Dim::plain(keys.n.next_multiple_of(MASK_ALIGNMENT))).contiguous();
         let padded = self.temp(padded, dtype, "attention bias");
         padded.alias(padded.shape().narrowed(last, keys))
     }
@@ -164,9 +183,12 @@ impl Tape {
     /// Memory-efficient: as flash, log-sum-exp padded to 32 rows. The generator's state is on the device only where nothing
     /// is dropped (a pair of zeros).
     fn efficient(&self, q: &Tensor, k: &Tensor, v: &Tensor, bias: Option<&Tensor>, dropout: f64) -> Tensor {
-        let r = Recorder::begin(self, &[q, k, v]);
+        let mut inputs = vec![q, k, v];
+        inputs.extend(bias);
+        let r = Recorder::begin(self, &inputs);
         let (sq, sk, sv) = (r.save(q), r.save(k), r.save(v));
         let sb = bias.map(|bias| r.save(bias));
+        let trained_bias = bias.filter(|bias| bias.requires_grad()).map(|bias| (*bias.shape(), bias.dtype()));
         let (b, a, s, d) = (q.dim(0), q.dim(1), q.dim(2), q.dim(3));
         let state = (dropout <= 0.0).then(|| (self.scratch(8, "generator state"), self.scratch(8, "generator offset")));
         // Laid out [b, s, a, d], seen as [b, a, s, d].
@@ -189,7 +211,7 @@ impl Tape {
         drop((lse, state));
         r.finish(out, move |t, g| {
             let (Some(g), Some(q), Some(k), Some(v)) = (first(g), sq.unpack(t), sk.unpack(t), sv.unpack(t)) else {
-                return vec![None; 3];
+                return vec![None; 4];
             };
             let bias = sb.as_ref().map(|s| s.unpack(t));
             let (out, lse) = (so.unpack(t), lse_saved.unpack(t));
@@ -198,6 +220,13 @@ impl Tape {
                 let (b, n, s, d) = (x.dim(0), x.dim(1), x.dim(2), x.dim(3));
                 let grad = t.temp(Shape::new(&[b, s, n, d]), x.dtype(), "grad of attention");
                 Some(grad.alias(grad.shape().transposed(1, 2)))
+            });
+            // Its rows are padded to a multiple of sixteen.
+            let bias_grad = trained_bias.map(|(shape, dtype)| {
+                let keys = shape.dims()[3];
+                let padded = shape.narrowed(3, Dim::plain(keys.n.next_multiple_of(16))).contiguous();
+                let grad = t.temp(padded, dtype, "grad of attention bias");
+                if grad.dim(3).n == keys.n { grad } else { grad.alias(grad.shape().narrowed(3, keys)) }
             });
             let expanded = (k.dim(1).n != a.n).then(|| {
                 let shape = Shape::new(&[b, k.dim(2), a, d]);
@@ -222,7 +251,9 @@ impl Tape {
             drop(workspace);
             drop(expanded);
             drop((bias, out, lse, state));
-            grads.into()
+            let mut grads: Vec<_> = grads.into();
+            grads.push(bias_grad);
+            grads
         })
     }
 
@@ -284,6 +315,9 @@ impl Tape {
         })
     }
 }
+
+/// What the rows of a mask are padded to a multiple of (`mem_eff_alignment`, ATen/native/transformers/attention.cpp).
+const MASK_ALIGNMENT: u64 = 8;
 
 /// Flash's head size in its scratch: a multiple of 32, or 256 (`set_params`, flash_api.cpp).
 const fn rounded_head(d: u64) -> u64 {

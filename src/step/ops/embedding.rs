@@ -2,7 +2,7 @@
 
 use crate::step::autograd::Recorder;
 use crate::step::ops::pointwise::first;
-use crate::step::ops::sort::{bits, radix_sort_scratch, scan_scratch};
+use crate::step::ops::sort::{bits, radix_sort_scratch, scan_scratch, selection_scratch};
 use crate::step::shape::{Dim, Shape};
 use crate::step::tape::Tape;
 use crate::step::tensor::{Dtype, Tensor};
@@ -26,9 +26,12 @@ impl Tape {
             return leaf;
         }
         r.finish(out, move |t, g| {
-            let (Some(_), Some(ids)) = (first(g), saved.unpack(t)) else { return vec![None] };
+            let (Some(g), Some(ids)) = (first(g), saved.unpack(t)) else { return vec![None] };
+            let dense = t.contiguous_raw(g);
             let ids = t.flat_ids(&ids);
-            vec![Some(t.embedding_grad(&ids, shape, dtype))]
+            let grad = t.embedding_grad(&ids, shape, dtype);
+            drop(dense);
+            vec![Some(grad)]
         })
     }
 
@@ -39,7 +42,8 @@ impl Tape {
     }
 
     /// `embedding_dense_backward`: a dense gradient. Above 3,072 ids they are sorted first and summed in segments
-    /// (ATen/native/cuda/Embedding.cu and EmbeddingBackwardKernel.cu).
+    /// (ATen/native/cuda/Embedding.cu and EmbeddingBackwardKernel.cu; which of two ways, recorded with PyTorch 2.15 over
+    /// tables of 1 to 256,000 rows).
     fn embedding_grad(&self, ids: &Tensor, shape: Shape, dtype: Dtype) -> Tensor {
         const SORT_ABOVE: u64 = 3072;
         /// `NROWS_PER_THREAD`.
@@ -48,22 +52,23 @@ impl Tape {
         if n <= SORT_ABOVE {
             return self.temp(shape, dtype, "grad of embedding");
         }
+        let (rows, columns) = (shape.dims()[0], shape.dims()[1]);
         let line = |n: u64, op: &'static str| self.temp(Shape::new(&[Dim::plain(n)]), Dtype::I64, op);
         let sorted = line(n, "sorted ids");
         let order = line(n, "order of ids");
         {
             let range = line(n, "range");
-            let sort = self.scratch(radix_sort_scratch(n, bits(shape.dims()[0].n)), "sort scratch");
+            let sort = self.scratch(radix_sort_scratch(self.device().sm, n, bits(rows.n)), "sort scratch");
             drop(sort);
             drop(range);
         }
         let grad = self.temp(shape, dtype, "grad of embedding");
-        let segments = n.min(shape.dims()[0].n);
+        let segments = n.min(rows.n);
         let starts = line(n, "segment starts");
         let count = line(1, "segment count");
         {
             let unused = line(n, "segment scratch");
-            let select = self.scratch(1279, "selection scratch");
+            let select = self.scratch(selection_scratch(self.device().sm, n), "selection scratch");
             drop(select);
             drop(unused);
         }
@@ -76,9 +81,19 @@ impl Tape {
         let parts_count = line(1, "part count");
         let parts = n / ROWS_PER_PART + segments;
         let part_starts = line(parts, "part starts");
-        let partial = Shape::new(&[Dim::plain(parts), shape.dims()[1]]);
-        let partial = self.temp(partial, Dtype::F32, "partial sums of embedding gradient");
-        drop((partial, part_starts, parts_count, parts_start, parts_each, count, starts, order, sorted));
+        // Few rows that would not fill the card, each with many parts: parts are added into an FP32 gradient.
+        let few = rows.n < 4 * self.device().multiprocessors && parts > 4 * segments && columns.n <= 1024;
+        let sums = if few {
+            let segment_of = line(parts, "segments of parts");
+            let wide = (dtype != Dtype::F32).then(|| self.temp(shape, Dtype::F32, "embedding gradient in FP32"));
+            (segment_of, wide)
+        } else {
+            let partial = Shape::new(&[Dim::plain(parts), columns]);
+            (self.temp(partial, Dtype::F32, "partial sums of embedding gradient"), None)
+        };
+        drop(sums.1);
+        drop(sums.0);
+        drop((part_starts, parts_count, parts_start, parts_each, count, starts, order, sorted));
         grad
     }
 }

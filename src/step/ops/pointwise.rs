@@ -240,7 +240,7 @@ impl Tape {
         let lead = x.shape().rank() - sizes.rank();
         let same = x.shape().dims()[lead..].iter().zip(sizes.dims()).all(|(a, b)| a.n == b.n);
         if same && x.shape().dims()[..lead].iter().all(|d| d.n == 1) {
-            return x.alias(sizes.contiguous());
+            return if lead == 0 { x.clone() } else { x.alias(sizes.contiguous()) };
         }
         self.sum_over(x, sizes)
     }

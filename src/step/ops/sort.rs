@@ -12,19 +12,23 @@ const CUB_ALIGNMENT: u64 = 256;
 /// Scratch of CUB's radix sort of `n` pairs of 64-bit keys and values by the lowest `bits`: one pass per eight bits, each
 /// with its histogram and the blocks' counters, and second copies of keys and values where there are several passes. Few
 /// pairs are sorted by one block without scratch (`DispatchRadixSort`, "onesweep").
-pub(super) const fn radix_sort_scratch(n: u64, bits: u64) -> u64 {
+pub(super) const fn radix_sort_scratch(sm: u32, n: u64, bits: u64) -> u64 {
     /// Pairs that one block sorts at once.
     const SINGLE_TILE: u64 = 2304;
-    /// Pairs per block otherwise.
-    const TILE: u64 = 4608;
     const DIGITS: u64 = 256;
     if n <= SINGLE_TILE {
         return 1;
     }
+    // Pairs per block otherwise, tuned for some generations.
+    let tile = match sm {
+        ..80 => 5632,
+        80..90 => 3840,
+        _ => 4608,
+    };
     let passes = bits.div_ceil(8);
     let copies = if passes > 1 { 2 * (8 * n).next_multiple_of(CUB_ALIGNMENT) } else { 0 };
     let counters = (4 * passes).next_multiple_of(CUB_ALIGNMENT);
-    CUB_ALIGNMENT - 1 + passes * DIGITS * 8 + n.div_ceil(TILE) * DIGITS * 4 + counters + copies
+    CUB_ALIGNMENT - 1 + passes * DIGITS * 8 + n.div_ceil(tile) * DIGITS * 4 + counters + copies
 }
 
 /// Bits that hold `n`.
@@ -36,7 +40,22 @@ pub(super) const fn bits(n: u64) -> u64 {
 pub(super) const fn scan_scratch(n: u64) -> u64 {
     /// Numbers per block.
     const TILE: u64 = 896;
-    let states = 16 * (32 + n.div_ceil(TILE));
+    look_back_scratch(n.div_ceil(TILE))
+}
+
+/// Scratch of CUB's selection of the first of equal 64-bit keys among `n`: as of a prefix sum, its blocks tuned for some
+/// generations.
+pub(super) const fn selection_scratch(sm: u32, n: u64) -> u64 {
+    let tile = match sm {
+        80 => 1344,
+        90.. => 4928,
+        _ => 320,
+    };
+    look_back_scratch(n.div_ceil(tile))
+}
+
+const fn look_back_scratch(blocks: u64) -> u64 {
+    let states = 16 * (32 + blocks);
     CUB_ALIGNMENT - 1 + CUB_ALIGNMENT + states.next_multiple_of(CUB_ALIGNMENT)
 }
 
@@ -51,7 +70,7 @@ impl Tape {
         let range = line("range");
         let n = x.shape().numel().unwrap_or(0);
         if n > SMALL {
-            let scratch = self.scratch(radix_sort_scratch(n, 64), "sort scratch");
+            let scratch = self.scratch(radix_sort_scratch(self.device().sm, n, 64), "sort scratch");
             drop(scratch);
         }
         drop(range);
@@ -81,7 +100,7 @@ impl Tape {
             };
             let (sorted, order) = (line("sorted indices"), line("order of indices"));
             let range = line("range");
-            let scratch = radix_sort_scratch(n.n, bits(before.dims()[0].n.saturating_sub(1)));
+            let scratch = radix_sort_scratch(t.device().sm, n.n, bits(before.dims()[0].n.saturating_sub(1)));
             let scratch = t.scratch(scratch, "sort scratch");
             drop(scratch);
             drop((range, order, sorted, linear));
@@ -112,17 +131,29 @@ impl Tape {
 mod tests {
     use super::*;
 
-    /// Recorded with PyTorch 2.15.
+    /// Recorded with PyTorch 2.15: pairs, bits, scratch on compute capability 8.0 and on 9.0.
     #[test]
     fn scratch_is_what_cub_asks_for() {
-        for (n, by, bytes) in
-            [(2304, 16, 1), (4096, 8, 3_583), (4096, 15, 71_167), (65_536, 18, 1_070_591), (8192, 64, 150_015)]
-        {
-            assert_eq!(radix_sort_scratch(n, by), bytes, "{n}");
+        for (n, by, ampere, hopper) in [
+            (2304, 16, 1, 1),
+            (3073, 10, 55_295, 55_295),
+            (4096, 8, 4607, 3583),
+            (4096, 15, 72_191, 71_167),
+            (16_384, 8, 7679, 6655),
+            (16_384, 9, 271_871, 270_847),
+            (16_384, 17, 273_919, 272_895),
+            (262_144, 10, 4_269_567, 4_257_279),
+        ] {
+            let of = |sm: u32| radix_sort_scratch(sm, n, by);
+            assert_eq!((of(80), of(90)), (ampere, hopper), "{n} pairs by {by}");
         }
+        assert_eq!(radix_sort_scratch(90, 65_536, 18), 1_070_591);
+        assert_eq!(radix_sort_scratch(90, 8192, 64), 150_015);
         for (n, bytes) in [(1000, 1279), (16_384, 1535), (32_000, 1791), (70_000, 2303), (131_072, 3583)] {
             assert_eq!(scan_scratch(n), bytes, "{n}");
         }
+        assert_eq!([32_768, 147_456, 262_144].map(|n| selection_scratch(80, n)), [1535, 2815, 4351]);
+        assert_eq!([65_536, 147_456, 262_144].map(|n| selection_scratch(90, n)), [1279, 1535, 2047]);
         assert_eq!((bits(1), bits(255), bits(256)), (1, 8, 9));
     }
 }

@@ -93,6 +93,40 @@ impl Tape {
         })
     }
 
+    /// `cat((nothing, x))`: a contiguous copy, whose backward narrows.
+    #[must_use]
+    pub fn cat_alone(&self, x: &Tensor) -> Tensor {
+        let r = Recorder::begin(self, &[x]);
+        let out = self.temp(x.shape().contiguous(), x.dtype(), "concatenation");
+        r.finish(out, |_, g| vec![first(g).map(|g| g.alias(*g.shape()))])
+    }
+
+    /// `pad(x, (0, n))`: the last dimension lengthened to `to`. Backward copies what was there.
+    #[must_use]
+    pub fn pad_last(&self, x: &Tensor, to: Dim) -> Tensor {
+        let r = Recorder::begin(self, &[x]);
+        let before = *x.shape();
+        let out = self.temp(before.narrowed(before.rank() - 1, to).contiguous(), x.dtype(), "padded copy");
+        r.finish(out, move |t, g| vec![first(g).map(|g| t.temp(before.contiguous(), g.dtype(), "grad of padding"))])
+    }
+
+    /// `where(mask, x, c)` for a Python number; the mask is kept.
+    #[must_use]
+    pub fn where_else(&self, mask: &Tensor, x: &Tensor) -> Tensor {
+        let r = Recorder::begin(self, &[x]);
+        let s = r.save(mask);
+        let scalar = self.scalar(x.dtype(), "other value");
+        let out = self.elementwise(&[mask, x], x.dtype(), "choice");
+        drop(scalar);
+        r.finish(out, move |t, g| {
+            let (Some(g), Some(mask)) = (first(g), s.unpack(t)) else { return vec![None] };
+            let scalar = t.scalar(g.dtype(), "other value");
+            let grad = t.elementwise(&[&mask, g], g.dtype(), "grad of choice");
+            drop(scalar);
+            vec![Some(grad)]
+        })
+    }
+
     /// `cat((a, b), dim=i)` of two parts, in the wider of their dtypes. Backward narrows, and casts back.
     #[must_use]
     pub fn cat(&self, a: &Tensor, b: &Tensor, i: usize, whole: Dim) -> Tensor {
