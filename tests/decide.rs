@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 
 use vram_budget::bill::{Instant, Part};
-use vram_budget::decide::{VerdictKind, answer, decide, judge};
+use vram_budget::decide::{Pricing, VerdictKind, answer, decide, judge};
 use vram_budget::estimate::{estimate, parameter_count, smallest_card_of};
 use vram_budget::machine::{GpuChoice, Machine};
 use vram_budget::measure::Case;
@@ -147,4 +147,18 @@ fn no_speed_without_a_known_peak() {
     assert_eq!(decide(&preset("gpt2", Precision::AmpBf16, None)).unwrap().throughput, None);
     assert_eq!(decide(&preset("gpt2", Precision::AmpBf16, Some("T4"))).unwrap().throughput, None, "T4 has no BF16");
     assert!(decide(&preset("gpt2", Precision::AmpFp16, Some("T4"))).unwrap().throughput.is_some());
+}
+
+/// Remedies priced one at a time are those priced at once.
+#[test]
+fn pricing_step_by_step_gives_the_whole_decision() {
+    let mut plan = preset("llama-3.2-1b", Precision::PureBf16, Some("RTX 3060 12GB"));
+    plan.recipe.micro_batch = 4;
+    plan.recipe.seq_len = 1024;
+    let first = answer(&plan).unwrap();
+    let mut pricing = Pricing::new();
+    while pricing.step(&plan, &first) {}
+    let stepwise = pricing.finish(&plan, first);
+    assert!(stepwise.remedies.len() > 2, "{:?}", stepwise.remedies.len());
+    assert_eq!(stepwise, decide(&plan).unwrap());
 }

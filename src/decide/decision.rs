@@ -5,8 +5,9 @@ use core::cell::RefCell;
 use serde::{Deserialize, Serialize};
 
 use crate::bill::ProvenanceKind;
-use crate::decide::remedy::{RULES, Situation};
-use crate::decide::verdict::{Fact, Reason, judge};
+use crate::bill::Tiers;
+use crate::decide::remedy::{RULES, Rule, Situation};
+use crate::decide::verdict::{Fact, Numbers, Reason, judge};
 use crate::decide::{Caveat, PricedRemedy, TreeStep, Verdict, VerdictKind, tree};
 use crate::estimate::{Estimate, estimate};
 use crate::issue::{Issue, IssueKind};
@@ -189,35 +190,88 @@ fn price(now: &Situated<'_>, walk: Walk<'_>) -> Vec<PricedRemedy> {
         walked.borrow_mut().push((plan.clone(), result.clone()));
         result
     };
-    let verdict_of = |plan: &Plan| Situated::of(plan, &walk_once).ok().map(|changed| changed.verdict.kind);
-    let before = now.verdict.numbers;
-    let situation = Situation {
-        plan: now.plan,
-        hardware: &now.hardware,
-        tiers: &now.runs.dearest().estimate.tiers,
-        verdict_of: &verdict_of,
-    };
-    let mut priced: Vec<PricedRemedy> = RULES
-        .iter()
-        .filter_map(|rule| {
-            let plan = (rule.change)(&situation)?;
-            let changed = Situated::of(&plan, &walk_once).ok()?;
-            let after = changed.verdict.numbers;
-            Some(PricedRemedy {
-                id: rule.id,
-                effect: rule.effect,
-                helps: rule.helps.to_vec(),
-                peak_bytes: after.allocated,
-                saved_bytes: difference(before.allocated, after.allocated),
-                saved_process_bytes: before.process.zip(after.process).map(|(b, a)| difference(b, a)),
-                verdict: changed.verdict.kind,
-                throughput: changed.throughput(),
-                plan: plan.clone(),
-            })
-        })
-        .collect();
+    let tiers = &now.runs.dearest().estimate.tiers;
+    let one = |rule| price_one(rule, now.plan, &now.hardware, (tiers, now.verdict.numbers), &walk_once);
+    in_order(RULES.iter().filter_map(one).collect())
+}
+
+fn price_one(
+    rule: &Rule,
+    plan: &Plan,
+    hardware: &Hardware,
+    (tiers, before): (&Tiers, Numbers),
+    walk: Walk<'_>,
+) -> Option<PricedRemedy> {
+    let verdict_of = |plan: &Plan| Situated::of(plan, walk).ok().map(|changed| changed.verdict.kind);
+    let plan = (rule.change)(&Situation { plan, hardware, tiers, verdict_of: &verdict_of })?;
+    let changed = Situated::of(&plan, walk).ok()?;
+    let after = changed.verdict.numbers;
+    Some(PricedRemedy {
+        id: rule.id,
+        effect: rule.effect,
+        helps: rule.helps.to_vec(),
+        peak_bytes: after.allocated,
+        saved_bytes: difference(before.allocated, after.allocated),
+        saved_process_bytes: before.process.zip(after.process).map(|(b, a)| difference(b, a)),
+        verdict: changed.verdict.kind,
+        throughput: changed.throughput(),
+        plan: plan.clone(),
+    })
+}
+
+/// Those that leave the training as it is first, then by what they achieve.
+fn in_order(mut priced: Vec<PricedRemedy>) -> Vec<PricedRemedy> {
     sort_short_by_key(&mut priced, |r| (r.effect, r.verdict.rank(), -r.saved_bytes));
     priced
+}
+
+/// The pricing of a plan's remedies one at a time, for a front end that must not stand still for all of them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Pricing {
+    next: usize,
+    priced: Vec<PricedRemedy>,
+}
+
+impl Pricing {
+    /// Nothing priced yet.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self { next: 0, priced: Vec::new() }
+    }
+
+    /// Prices the next remedy that applies to `plan`, whose [`answer`] is `decision`. False when none is left.
+    pub fn step(&mut self, plan: &Plan, decision: &Decision) -> bool {
+        let Ok(hardware) = plan.machine.resolve() else { return false };
+        while let Some(rule) = RULES.get(self.next) {
+            self.next += 1;
+            let before = (&decision.estimate.tiers, decision.verdict.numbers);
+            if let Some(remedy) = price_one(rule, plan, &hardware, before, &estimate) {
+                self.priced.push(remedy);
+                return true;
+            }
+        }
+        false
+    }
+
+    /// The decision with the remedies priced so far.
+    #[must_use]
+    pub fn finish(self, plan: &Plan, mut decision: Decision) -> Decision {
+        decision.remedies = in_order(self.priced);
+        decision.tree = tree::steps(
+            &plan.policy,
+            &decision.estimate,
+            &decision.verdict,
+            decision.throughput.as_ref(),
+            &decision.remedies,
+        );
+        decision
+    }
+}
+
+impl Default for Pricing {
+    fn default() -> Self {
+        Self::new()
+    }
 }
 
 fn difference(before: Bytes, after: Bytes) -> i64 {
