@@ -191,7 +191,7 @@ fn what_cannot_be_estimated_is_rejected_with_every_reason() {
         "vocab_size": -5, "intermediate_size": 1.5}"#;
     let cases = [
         run(&["estimate", "lama-3.1-8b", "--gpu", "RTX 9999"]),
-        run(&["estimate", "falcon-7b"]),
+        run(&["estimate", "gpt-j-6b"]),
         run(&["estimate", "gpt2", "--micro-batch", "0"]),
         run(&["estimate", "gpt2", "--margin-low", "2"]),
         fed(&["estimate", "--config", "-"], config),

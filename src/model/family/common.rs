@@ -352,6 +352,14 @@ pub(super) fn window_mask(run: &Run, dtype: Dtype, window: u64) -> Option<Tensor
     }
 }
 
+/// A causal mask that is made even where `sdpa` could do without (`allow_is_causal_skip=False`).
+pub(super) fn causal_mask(run: &Run, dtype: Dtype) -> Tensor {
+    eager_mask(run, dtype, false).unwrap_or_else(|| {
+        let allowed = allowed(run, false);
+        allowed.alias(allowed.shape().expanded(0, run.batch))
+    })
+}
+
 /// Which keys a query may see, [1, 1, s, s]: those before it and, with a window, near it.
 fn allowed(run: &Run, window: bool) -> Tensor {
     let t = &run.tape;

@@ -4,6 +4,7 @@
 mod bert;
 mod common;
 mod experts;
+mod falcon;
 mod gemma;
 mod gpt2;
 mod gpt_neox;
@@ -121,6 +122,7 @@ impl Family {
         Self { model_type: "olmo2", architecture: "Olmo2ForCausalLM", read: rotary::read_olmo2 },
         Self { model_type: "starcoder2", architecture: "Starcoder2ForCausalLM", read: rotary::read_starcoder2 },
         Self { model_type: "opt", architecture: "OPTForCausalLM", read: opt::read },
+        Self { model_type: "falcon", architecture: "FalconForCausalLM", read: falcon::read },
         Self { model_type: "gemma", architecture: "GemmaForCausalLM", read: gemma::read_gemma },
         Self { model_type: "gemma2", architecture: "Gemma2ForCausalLM", read: gemma::read_gemma2 },
         Self { model_type: "gemma3_text", architecture: "Gemma3ForCausalLM", read: gemma::read_gemma3 },

@@ -301,6 +301,13 @@ impl Tape {
         }
     }
 
+    /// `softmax(x, -1, dtype=dtype)`.
+    #[must_use]
+    pub fn softmax_as(&self, x: &Tensor, dtype: Dtype) -> Tensor {
+        let x = &self.to(x, dtype);
+        self.softmax_to(x, dtype)
+    }
+
     fn softmax_to(&self, x: &Tensor, dtype: Dtype) -> Tensor {
         let r = Recorder::begin(self, &[x]);
         let out = self.temp(x.shape().contiguous(), dtype, "softmax");

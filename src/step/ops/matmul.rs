@@ -160,12 +160,13 @@ impl Tape {
         Some(self.scratch(1 << 20, "cuBLASLt workspace"))
     }
 
-    /// `torch.matmul` of two 4-D tensors [b, n, r, k] × [b, n, k, c]: `bmm` over b × n, operands copied where they
+    /// `torch.matmul` of two 4-D tensors [b, n, r, k] × [b, n or 1, k, c]: `bmm` over b × n, operands copied where they
     /// cannot be viewed flat.
     #[must_use]
     pub fn matmul4(&self, a: &Tensor, b: &Tensor) -> Tensor {
         let b = &self.autocast_lower(b);
         let a = &self.autocast_lower(a);
+        let b = &if b.dim(1).n == a.dim(1).n { b.clone() } else { self.expand(b, 1, a.dim(1)) };
         let batch = a.dim(0).times(a.dim(1));
         let a3 = self.reshape(a, &[batch, a.dim(2), a.dim(3)]);
         let b3 = self.reshape(b, &[batch, b.dim(2), b.dim(3)]);

@@ -83,6 +83,26 @@ impl Tape {
         })
     }
 
+    /// `a += b`.
+    #[must_use]
+    pub fn add_in_place(&self, a: &Tensor, b: &Tensor) -> Tensor {
+        let r = Recorder::begin(self, &[a, b]);
+        let out = a.alias(*a.shape());
+        let (ga, gb) = (a.requires_grad(), b.requires_grad());
+        r.finish(out, move |_, g| {
+            let g = first(g);
+            vec![g.filter(|_| ga).cloned(), g.filter(|_| gb).cloned()]
+        })
+    }
+
+    /// `x /= c` for a Python number.
+    #[must_use]
+    pub fn scale_in_place(&self, x: &Tensor) -> Tensor {
+        let r = Recorder::begin(self, &[x]);
+        let out = x.alias(*x.shape());
+        r.finish(out, |t, g| vec![first(g).map(|g| t.elementwise(&[g], g.dtype(), "grad of scale"))])
+    }
+
     /// `x + c` for a Python number.
     #[must_use]
     pub fn add_scalar(&self, x: &Tensor) -> Tensor {

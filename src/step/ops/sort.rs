@@ -81,12 +81,21 @@ impl Tape {
     /// (`index_put_with_sort_kernel`, ATen/native/cuda/Indexing.cu).
     #[must_use]
     pub fn index_rows(&self, x: &Tensor, indices: &Tensor) -> Tensor {
+        self.index_along(x, 0, indices)
+    }
+
+    /// `x[..., [i], ...]` along dimension `at`: a list of one index, which is copied to the device.
+    #[must_use]
+    pub fn index_one(&self, x: &Tensor, at: usize) -> Tensor {
+        let index = self.temp(Shape::new(&[Dim::plain(1)]), Dtype::I64, "index");
+        self.index_along(x, at, &index)
+    }
+
+    fn index_along(&self, x: &Tensor, at: usize, indices: &Tensor) -> Tensor {
         let r = Recorder::begin(self, &[x]);
         let saved = r.save(indices);
-        let mut dims = x.shape().dims().to_vec();
         let n = indices.dim(0);
-        dims[0] = n;
-        let out = self.temp(Shape::new(&dims), x.dtype(), "gather");
+        let out = self.temp(x.shape().narrowed(at, n).contiguous(), x.dtype(), "gather");
         let before = x.shape().contiguous();
         r.finish(out, move |t, g| {
             let (Some(g), Some(indices)) = (first(g), saved.unpack(t)) else { return vec![None] };
@@ -100,7 +109,7 @@ impl Tape {
             };
             let (sorted, order) = (line("sorted indices"), line("order of indices"));
             let range = line("range");
-            let scratch = radix_sort_scratch(t.device().sm, n.n, bits(before.dims()[0].n.saturating_sub(1)));
+            let scratch = radix_sort_scratch(t.device().sm, n.n, bits(before.dims()[at].n.saturating_sub(1)));
             let scratch = t.scratch(scratch, "sort scratch");
             drop(scratch);
             drop((range, order, sorted, linear));
