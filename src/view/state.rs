@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use crate::bill::{Instant, Part};
-use crate::decide::{self, Decision, RemedyId};
+use crate::decide::{self, Decision, Pricing, RemedyId};
 use crate::issue::Issue;
 use crate::measure::{self, ImportError, Imported, Measurement, Unit};
 use crate::model::ModelSource;
@@ -51,6 +51,8 @@ pub struct Outcome {
     /// The last answer whose remedies are priced. Pricing takes a walk for each remedy, so it waits until typing rests:
     /// until then these are the remedies of a moment ago.
     pub priced: Option<Shown>,
+    /// The remedies of the answer shown that are priced so far, while the rest are not.
+    pub pricing: Option<Pricing>,
     /// What is wrong now; then the answer is stale.
     pub issues: Vec<Issue>,
 }
@@ -314,7 +316,6 @@ impl State {
             gpu_filter: String::new(),
         };
         state.recompute();
-        state.price();
         state
     }
 
@@ -434,7 +435,7 @@ impl State {
     /// Whether the remedies on screen are of an earlier answer.
     #[must_use]
     pub fn is_unpriced(&self) -> bool {
-        self.outcome.shown != self.outcome.priced
+        self.outcome.shown.is_some() && self.outcome.shown != self.outcome.priced
     }
 
     /// Whether the answer is for earlier inputs than those in the fields.
@@ -457,24 +458,36 @@ impl State {
         match self.draft.plan().and_then(|plan| decide::answer(&plan).map(|decision| Shown::new(plan, decision))) {
             Ok(shown) => {
                 self.outcome.shown = Some(shown);
+                self.outcome.pricing = None;
                 self.outcome.issues.clear();
             }
             Err(issues) => self.outcome.issues = issues,
         }
     }
 
+    /// Prices one remedy, so that the page can draw and listen between two.
     fn price(&mut self) {
-        let Some(shown) = self.outcome.shown.as_ref().filter(|_| self.is_unpriced()) else { return };
-        let plan = shown.plan().clone();
-        if let Ok(decision) = decide::decide(&plan) {
-            let shown = Shown::new(plan, decision);
-            self.outcome.priced = Some(shown.clone());
-            self.outcome.shown = Some(shown);
+        let Some(shown) = self.outcome.shown.clone().filter(|_| self.is_unpriced()) else { return };
+        let mut pricing = self.outcome.pricing.take().unwrap_or_default();
+        if pricing.step(shown.plan(), shown.decision()) {
+            self.outcome.pricing = Some(pricing);
+            return;
+        }
+        let decision = pricing.finish(shown.plan(), shown.decision().clone());
+        let shown = Shown::new(shown.plan().clone(), decision);
+        self.outcome.priced = Some(shown.clone());
+        self.outcome.shown = Some(shown);
+    }
+
+    /// Prices every remedy at once.
+    fn price_all(&mut self) {
+        while self.is_unpriced() {
+            self.price();
         }
     }
 
     fn try_remedy(&mut self, id: RemedyId, remedy: String) {
-        self.price();
+        self.price_all();
         let remedies = self.outcome.priced.iter().flat_map(|priced| &priced.decision().remedies);
         let Some(plan) = remedies.into_iter().find(|r| r.id == id).map(|r| r.plan.clone()) else { return };
         if self.undo.len() == MAX_UNDO {

@@ -190,12 +190,15 @@ pub(crate) fn use_title(store: &Handle) {
     });
 }
 
-/// Prices the remedies once the inputs rest.
+/// Prices the remedies once the inputs rest, one at a time: each is a step of its own between two frames.
 #[hook]
 pub(crate) fn use_pricing(store: &Handle) {
     let dispatcher = store.dispatcher();
-    use_effect_with((store.0.outcome.shown.clone(), store.0.is_unpriced()), move |(_, unpriced)| {
-        let timer = unpriced.then(|| Timeout::new(PRICE_REST, move || dispatcher.dispatch(Action::Price)));
+    let outcome = &store.0.outcome;
+    let state = (outcome.shown.clone(), store.0.is_unpriced(), outcome.pricing.clone());
+    use_effect_with(state, move |(_, unpriced, pricing)| {
+        let rest = if pricing.is_some() { 0 } else { PRICE_REST };
+        let timer = unpriced.then(|| Timeout::new(rest, move || dispatcher.dispatch(Action::Price)));
         move || drop(timer)
     });
 }

@@ -23,7 +23,10 @@ fn render(state: State) -> String {
 
 fn after(actions: impl IntoIterator<Item = Action>) -> State {
     let state = actions.into_iter().fold(Rc::new(State::new(&example())), |state, action| state.reduce(action));
-    let state = state.reduce(Action::Price);
+    let mut state = state;
+    while state.is_unpriced() {
+        state = state.reduce(Action::Price);
+    }
     Rc::unwrap_or_clone(state)
 }
 
