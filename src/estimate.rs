@@ -212,8 +212,9 @@ pub fn estimate(plan: &Plan) -> Result<Estimate, Vec<Issue>> {
     let config = Config { alloc_conf: job.alloc_conf.clone(), ..Config::new(plan.framework.pytorch) };
     // Without a limit nothing can fail, save a request beyond what PyTorch itself accepts.
     let mut readings = replay(&walk, &config).map_err(|_| vec![Issue::new("recipe", IssueKind::TooLarge)])?;
-    // The replay sees one part of weights; buffers are the model's FP32 tensors in it.
-    readings.buffers = Bytes(job.model.buffers().iter().sum::<u64>().saturating_mul(4));
+    // The replay sees one part of weights; buffers are the model's other tensors in it.
+    let buffers = job.model.buffer_bytes(crate::step::train::weights_dtype(precision));
+    readings.buffers = Bytes(buffers.into_iter().fold(0, u64::saturating_add));
     readings.params = readings.params.saturating_sub(readings.buffers);
     let on_card = on_card(&walk, &config, &readings, &job.hardware);
     let quick = quick_of(plan, &job, precision)?;

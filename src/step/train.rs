@@ -132,6 +132,14 @@ impl Whole {
     }
 }
 
+/// What a precision keeps the weights in.
+pub(crate) const fn weights_dtype(precision: Precision) -> Dtype {
+    match precision {
+        Precision::PureBf16 | Precision::Bf16Master => Dtype::Bf16,
+        _ => Dtype::F32,
+    }
+}
+
 fn run(
     model: &dyn Model,
     whole: &Whole,
@@ -142,15 +150,12 @@ fn run(
     steps: Steps,
 ) -> Result<Walk, TooLarge> {
     let tape = Tape::new(Device { workspace_kept: framework.workspace_kept(), ..device });
-    let weights = match precision {
-        Precision::PureBf16 | Precision::Bf16Master => Dtype::Bf16,
-        _ => Dtype::F32,
-    };
+    let weights = weights_dtype(precision);
     let built = model.build(&tape, weights);
-    let buffers: Vec<Tensor> = model
-        .buffers()
+    let after = if built.holds_buffers() { Vec::new() } else { model.buffer_bytes(weights) };
+    let buffers: Vec<Tensor> = after
         .into_iter()
-        .map(|n| tape.empty(Shape::new(&[Dim::plain(n)]), Dtype::F32, Part::Weights, "buffer"))
+        .map(|n| tape.empty(Shape::new(&[Dim::plain(n)]), Dtype::U8, Part::Weights, "buffer"))
         .collect();
     let trained = match &recipe.lora {
         None => built.weights().to_vec(),

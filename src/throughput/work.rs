@@ -22,6 +22,9 @@ impl Work {
     #[must_use]
     pub fn of(plan: &Plan) -> Option<Self> {
         let read = read_model(&plan.model).ok()?;
+        if !read.model.counts_tokens() {
+            return None;
+        }
         let dimensions = read.model.dimensions();
         let parameters = read.model.parameters();
         let count =

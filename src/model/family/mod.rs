@@ -11,6 +11,7 @@ mod gpt_neox;
 mod llama;
 mod opt;
 mod rotary;
+mod resnet;
 mod t5;
 mod vit;
 
@@ -67,6 +68,15 @@ pub trait Model: Debug {
     }
     /// The buffers, in FP32 elements each.
     fn buffers(&self) -> Vec<u64>;
+    /// The buffers, in bytes each, of a model with weights of `weights`.
+    fn buffer_bytes(&self, _weights: Dtype) -> Vec<u64> {
+        self.buffers().into_iter().map(|n| n.saturating_mul(4)).collect()
+    }
+    /// Whether a recipe's sequence length is what the model computes over, as in one stack of layers over tokens; only
+    /// then does a rate of tokens mean something.
+    fn counts_tokens(&self) -> bool {
+        true
+    }
     /// The dimensions.
     fn dimensions(&self) -> Dimensions;
     /// The longest sequence its positions allow, when they are a table.
@@ -88,6 +98,10 @@ pub trait Model: Debug {
 pub trait Built {
     /// The parameters, in the order of [`Model::parameters`].
     fn weights(&self) -> &[Tensor];
+    /// Whether the buffers are part of it: of models whose modules make them between the parameters. Else they come after.
+    fn holds_buffers(&self) -> bool {
+        false
+    }
     /// Puts a micro-batch on the device: token ids and labels of sizes [b, s], unless the family takes others.
     fn batch(&self, run: &Run) -> Vec<Tensor> {
         ["token ids", "labels"].map(|name| run.integers(&[run.batch, run.seq], name)).into()
@@ -142,6 +156,11 @@ impl Family {
             architecture: "DistilBertForSequenceClassification",
             read: bert::read_distilbert_classifier,
         },
+        Self { model_type: "resnet18", architecture: "resnet18", read: resnet::read },
+        Self { model_type: "resnet34", architecture: "resnet34", read: resnet::read },
+        Self { model_type: "resnet50", architecture: "resnet50", read: resnet::read },
+        Self { model_type: "resnet101", architecture: "resnet101", read: resnet::read },
+        Self { model_type: "resnet152", architecture: "resnet152", read: resnet::read },
         Self { model_type: "t5", architecture: "T5ForConditionalGeneration", read: t5::read },
         Self { model_type: "vit", architecture: "ViTForImageClassification", read: vit::read },
     ];

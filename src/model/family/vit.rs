@@ -178,6 +178,10 @@ impl Model for Vit {
         self.layers
     }
 
+    fn counts_tokens(&self) -> bool {
+        false
+    }
+
     fn with_layers(&self, layers: u64) -> Option<Box<dyn Model>> {
         Some(Box::new(Self { layers, ..self.clone() }))
     }

@@ -7,6 +7,7 @@ mod attention;
 mod convolution;
 mod efficient_kernel;
 mod embedding;
+mod image;
 mod loss;
 mod math_attention;
 mod matmul;

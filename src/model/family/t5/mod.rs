@@ -191,6 +191,10 @@ impl Model for T5 {
         self.encoder_layers + self.decoder_layers
     }
 
+    fn counts_tokens(&self) -> bool {
+        false
+    }
+
     /// Two stacks are not one row of layers alike.
     fn with_layers(&self, _layers: u64) -> Option<Box<dyn Model>> {
         None
