@@ -10,8 +10,8 @@ mod gpt2;
 mod gpt_neox;
 mod llama;
 mod opt;
-mod rotary;
 mod resnet;
+mod rotary;
 mod t5;
 mod vit;
 
