@@ -44,14 +44,6 @@ impl Tape {
         })
     }
 
-    /// `a += b`.
-    #[must_use]
-    pub fn add_in_place(&self, a: &Tensor, b: &Tensor) -> Tensor {
-        let r = Recorder::begin(self, &[a, b]);
-        let out = a.alias(*a.shape());
-        r.finish(out, |_, g| vec![first(g).cloned(), first(g).cloned()])
-    }
-
     /// `F.max_pool2d`: saves the input and where the largest were.
     #[must_use]
     pub fn max_pool(&self, x: &Tensor, window: Window) -> Tensor {
