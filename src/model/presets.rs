@@ -99,7 +99,7 @@ mod tests {
 
     #[test]
     fn every_preset_is_found_by_its_names_and_has_a_source() {
-        assert_eq!(presets().len(), 88);
+        assert_eq!(presets().len(), 91);
         for preset in presets() {
             assert_eq!(find(&preset.name).unwrap().name, preset.name);
             assert_eq!(find(&preset.hf_id).unwrap().name, preset.name);

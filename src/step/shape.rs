@@ -279,6 +279,18 @@ impl Shape {
         self
     }
 
+    /// Dimension `i` left out, one of its elements taken: a view.
+    #[must_use]
+    pub fn without(mut self, i: usize) -> Self {
+        let rank = self.rank();
+        self.dims[i..rank].rotate_left(1);
+        self.strides[i..rank].rotate_left(1);
+        self.dims[rank - 1] = Dim::plain(1);
+        self.strides[rank - 1] = 1;
+        self.rank -= 1;
+        self
+    }
+
     /// The strides with which the same memory has other sizes, or `None` when only a copy can have them (the rule of
     /// `Tensor.view`).
     #[must_use]

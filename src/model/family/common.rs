@@ -1,5 +1,8 @@
 //! Pieces that several families share, in the order of transformers' own code (5.24).
 
+use core::cell::RefCell;
+use std::rc::Rc;
+
 use crate::bill::Part;
 use crate::model::fields::Fields;
 use crate::recipe::{Attention, Checkpointing, Recipe, SdpaBackend};
@@ -320,6 +323,25 @@ pub(super) fn softcap(t: &Tape, x: Tensor) -> Tensor {
         t.tanh(&scaled)
     };
     t.mul_scalar(&tanh)
+}
+
+/// The probabilities that a layer returned, in models whose loop holds them until the next layer returns (Falcon, BLOOM).
+#[derive(Default)]
+pub(super) struct Returned(RefCell<Option<Option<Tensor>>>);
+
+impl Returned {
+    pub(super) fn open() -> Rc<Self> {
+        Rc::new(Self(RefCell::new(Some(None))))
+    }
+    /// Takes the place of what was returned before; a recomputed layer returns to nobody.
+    pub(super) fn replace(&self, probabilities: Option<Tensor>) {
+        let before = self.0.borrow_mut().as_mut().map(|held| core::mem::replace(held, probabilities));
+        drop(before);
+    }
+    pub(super) fn close(&self) {
+        let last = self.0.borrow_mut().take();
+        drop(last);
+    }
 }
 
 /// The additive causal mask of eager attention, [b, 1, s, s] expanded to what broadcasts, in the hidden states' dtype

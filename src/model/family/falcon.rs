@@ -1,12 +1,13 @@
 //! Falcon with rotary positions (`modeling_falcon.py`, transformers 5.24).
 
-use core::cell::RefCell;
 use std::rc::Rc;
 
 use serde_json::{Map, Value};
 
 use crate::issue::Issue;
-use crate::model::family::common::{Activation, AttentionPlan, Run, causal_mask, position_ids, rotary_tables, rotate};
+use crate::model::family::common::{
+    Activation, AttentionPlan, Returned, Run, causal_mask, position_ids, rotary_tables, rotate,
+};
 use crate::model::family::{Built, Dimensions, Model, Parameter, Parameters, matrix, vector};
 use crate::model::fields::{Fields, MAX_DIMENSION, MAX_HEADS, MAX_LAYERS};
 use crate::recipe::Recipe;
@@ -285,25 +286,6 @@ impl BuiltFalcon {
         drop(positions);
         drop(embedded);
         hidden
-    }
-}
-
-/// The probabilities that a layer returned: the model's loop holds them until the next layer returns.
-#[derive(Default)]
-struct Returned(RefCell<Option<Option<Tensor>>>);
-
-impl Returned {
-    fn open() -> Rc<Self> {
-        Rc::new(Self(RefCell::new(Some(None))))
-    }
-    /// Takes the place of what was returned before; a recomputed layer returns to nobody.
-    fn replace(&self, probabilities: Option<Tensor>) {
-        let before = self.0.borrow_mut().as_mut().map(|held| core::mem::replace(held, probabilities));
-        drop(before);
-    }
-    fn close(&self) {
-        let last = self.0.borrow_mut().take();
-        drop(last);
     }
 }
 

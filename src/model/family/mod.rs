@@ -2,6 +2,7 @@
 //! of transformers' own code. Nothing about a family lives in the walk.
 
 mod bert;
+mod bloom;
 mod common;
 mod experts;
 mod falcon;
@@ -137,6 +138,7 @@ impl Family {
         Self { model_type: "starcoder2", architecture: "Starcoder2ForCausalLM", read: rotary::read_starcoder2 },
         Self { model_type: "opt", architecture: "OPTForCausalLM", read: opt::read },
         Self { model_type: "falcon", architecture: "FalconForCausalLM", read: falcon::read },
+        Self { model_type: "bloom", architecture: "BloomForCausalLM", read: bloom::read },
         Self { model_type: "gemma", architecture: "GemmaForCausalLM", read: gemma::read_gemma },
         Self { model_type: "gemma2", architecture: "Gemma2ForCausalLM", read: gemma::read_gemma2 },
         Self { model_type: "gemma3_text", architecture: "Gemma3ForCausalLM", read: gemma::read_gemma3 },

@@ -174,8 +174,38 @@ impl Tape {
         self.reshape(&out, &[a.dim(0), a.dim(1), a.dim(2), b.dim(3)])
     }
 
+    /// `input.baddbmm(a, b, beta=1, alpha=…)` for an input without a gradient. Backward scales each product.
+    #[must_use]
+    pub fn baddbmm(&self, input: &Tensor, a: &Tensor, b: &Tensor) -> Tensor {
+        let b = &self.autocast_lower(b);
+        let a = &self.autocast_lower(a);
+        let input = self.autocast_lower(input);
+        let r = Recorder::begin(self, &[a, b]);
+        let sb = r.save_if(a.requires_grad(), b);
+        let sa = r.save_if(b.requires_grad(), a);
+        let out = self.product_out(Shape::new(&[a.dim(0), a.dim(1), b.dim(2)]), a, "batched matmul");
+        drop(input);
+        let (ashape, bshape) = (*a.shape(), *b.shape());
+        r.finish(out, move |t, g| {
+            let mut out: Grads = vec![None, None];
+            let Some(g) = first(g) else { return out };
+            let (b, a) = (sb.unpack(t), sa.unpack(t));
+            let scaled = |shape: Shape| {
+                let product = t.product_out(shape.contiguous(), g, "grad of batched matmul");
+                t.elementwise(&[&product], g.dtype(), "grad of batched matmul")
+            };
+            if b.is_some() {
+                out[0] = Some(scaled(ashape));
+            }
+            if a.is_some() {
+                out[1] = Some(scaled(bshape));
+            }
+            out
+        })
+    }
+
     /// `bmm`: [n, r, k] × [n, k, c].
-    fn bmm(&self, a: &Tensor, b: &Tensor) -> Tensor {
+    pub(crate) fn bmm(&self, a: &Tensor, b: &Tensor) -> Tensor {
         let r = Recorder::begin(self, &[a, b]);
         let sb = r.save_if(a.requires_grad(), b);
         let sa = r.save_if(b.requires_grad(), a);

@@ -214,6 +214,70 @@ impl Tape {
         })
     }
 
+    /// BLOOM's GELU: an autograd function of its own whose forward and backward are Python formulas (`GeLUFunction`).
+    #[must_use]
+    pub fn bloom_gelu(&self, x: &Tensor) -> Tensor {
+        let r = Recorder::begin(self, &[x]);
+        let each = |t: &Self, a: &[&Tensor], op: &'static str| t.elementwise(a, a[0].dtype(), op);
+        // tanh(0.79788456 × x × (1 + 0.044715 × x × x))
+        let tanh = move |t: &Self, x: &Tensor, op: &'static str| {
+            let inner = {
+                let scaled = each(t, &[x], op);
+                let shifted = {
+                    let square = {
+                        let scaled = each(t, &[x], op);
+                        each(t, &[&scaled, x], op)
+                    };
+                    each(t, &[&square], op)
+                };
+                each(t, &[&scaled, &shifted], op)
+            };
+            each(t, &[&inner], op)
+        };
+        let out = {
+            let half = each(self, &[x], "activation");
+            let shifted = {
+                let tanh = tanh(self, x, "activation");
+                each(self, &[&tanh], "activation")
+            };
+            each(self, &[&half, &shifted], "activation")
+        };
+        let s = r.save(x);
+        r.finish(out, move |t, g| {
+            const OP: &str = "grad of activation";
+            let (Some(g), Some(x)) = (first(g), s.unpack(t)) else { return vec![None] };
+            let of = |a: &[&Tensor]| each(t, a, OP);
+            let tanh = tanh(t, &x, OP);
+            // 0.5 × x × ((1 − tanh²) × (0.79788456 + 0.1070322243 × x × x)) + 0.5 × (1 + tanh)
+            let slope = {
+                let left = {
+                    let half = of(&[&x]);
+                    let product = {
+                        let rest = {
+                            let square = of(&[&tanh, &tanh]);
+                            of(&[&square])
+                        };
+                        let polynomial = {
+                            let square = {
+                                let scaled = of(&[&x]);
+                                of(&[&scaled, &x])
+                            };
+                            of(&[&square])
+                        };
+                        of(&[&rest, &polynomial])
+                    };
+                    of(&[&half, &product])
+                };
+                let right = {
+                    let shifted = of(&[&tanh]);
+                    of(&[&shifted])
+                };
+                of(&[&left, &right])
+            };
+            vec![Some(of(&[&slope, g]))]
+        })
+    }
+
     /// `relu(x)`: saves its result.
     #[must_use]
     pub fn relu(&self, x: &Tensor) -> Tensor {
