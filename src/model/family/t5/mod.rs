@@ -97,6 +97,22 @@ impl LayerShapes {
         all.push(self.norm);
         all
     }
+
+    /// The names of the linear layers among them.
+    fn names(&self) -> Vec<Option<&'static str>> {
+        let attention = ["q", "k", "v", "o"].map(Some);
+        let mut all: Vec<Option<&'static str>> = attention.into();
+        all.extend(self.relative.map(|_| None));
+        all.push(None);
+        if self.cross {
+            all.extend(attention);
+            all.push(None);
+        }
+        let mlp: &[&'static str] = if self.mlp.len() == 3 { &["wi_0", "wi_1", "wo"] } else { &["wi", "wo"] };
+        all.extend(mlp.iter().copied().map(Some));
+        all.push(None);
+        all
+    }
 }
 
 impl T5 {
@@ -147,6 +163,17 @@ impl Model for T5 {
                 all.extend(self.layer_shapes(i == 0, cross).all().into_iter().map(of));
             }
             all.push(of(vector(self.h())));
+        }
+        all
+    }
+
+    fn linear_names(&self) -> Vec<Option<&'static str>> {
+        let mut all = vec![None];
+        for (layers, cross) in [(self.encoder_layers, false), (self.decoder_layers, true)] {
+            for i in 0..layers {
+                all.extend(self.layer_shapes(i == 0, cross).names());
+            }
+            all.push(None);
         }
         all
     }
