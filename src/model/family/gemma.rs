@@ -383,10 +383,10 @@ impl BuiltGemma {
     fn hidden_states(&self, run: &Run, ids: &Tensor) -> Tensor {
         let (t, p) = (&run.tape, &self.plan);
         let embedded = t.scope("embedding", || {
-            let raw = t.embedding(ids, &self.embed);
+            let raw = t.look_up(ids, &self.embed);
             // A buffer in the weights' dtype.
             let scale = t.buffer(Shape::new(&[]), self.embed.dtype());
-            t.mul(&raw, &scale)
+            t.as_input(t.mul(&raw, &scale), &self.embed)
         });
         let positions = t.scope("rotary", || position_ids(run));
         let dtype = embedded.dtype();

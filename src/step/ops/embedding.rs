@@ -8,9 +8,28 @@ use crate::step::tape::Tape;
 use crate::step::tensor::{Dtype, Tensor};
 
 impl Tape {
-    /// `embedding(weight, ids)` for ids of sizes [b, s]. Saves the ids; the weight's gradient is dense.
+    /// `nn.Embedding` of a model: the look-up, as the model's input where it is that.
     #[must_use]
     pub fn embedding(&self, ids: &Tensor, weight: &Tensor) -> Tensor {
+        self.as_input(self.look_up(ids, weight), weight)
+    }
+
+    /// `out`, the output of the embedding module with this weight, as adapters under checkpointing make the model's input:
+    /// a leaf that needs a gradient (`enable_input_require_grads`). The input embedding is a model's first parameter.
+    #[must_use]
+    pub fn as_input(&self, out: Tensor, weight: &Tensor) -> Tensor {
+        let is_input = weight.leaf().is_some_and(|leaf| leaf.id == 0);
+        if !self.inputs_need_grad() || !is_input || out.requires_grad() {
+            return out;
+        }
+        let (leaf, gradient) = Recorder::force(&out);
+        self.pin(leaf.clone(), gradient);
+        leaf
+    }
+
+    /// `embedding(weight, ids)` for ids of sizes [b, s]. Saves the ids; the weight's gradient is dense.
+    #[must_use]
+    pub fn look_up(&self, ids: &Tensor, weight: &Tensor) -> Tensor {
         let r = Recorder::begin(self, &[weight]);
         let saved = r.save(ids);
         let mut dims: Vec<Dim> = ids.shape().dims().to_vec();
@@ -19,12 +38,6 @@ impl Tape {
         let out = self.temp(Shape::new(&dims), weight.dtype(), "embedding");
         drop(flat);
         let (shape, dtype) = (*weight.shape(), weight.dtype());
-        // The input embedding is a model's first parameter.
-        if self.inputs_need_grad() && weight.leaf().is_some_and(|leaf| leaf.id == 0) && !out.requires_grad() {
-            let (leaf, gradient) = Recorder::force(&out);
-            self.pin(leaf.clone(), gradient);
-            return leaf;
-        }
         r.finish(out, move |t, g| {
             let (Some(g), Some(ids)) = (first(g), saved.unpack(t)) else { return vec![None] };
             let dense = t.contiguous_raw(g);
