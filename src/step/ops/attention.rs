@@ -33,13 +33,23 @@ pub struct AttentionShape {
     pub dropout: bool,
 }
 
+/// The largest head that cuDNN's attention trains: 256 on Hopper, 128 elsewhere (`check_cudnn_tensor_shapes`, sdp_utils.cpp;
+/// recorded with PyTorch 2.15 at 256 on compute capability 9.0).
+const fn cudnn_head_limit(device: &Device) -> u64 {
+    if device.sm == 90 { 256 } else { 128 }
+}
+
 impl SdpaPath {
     /// The backend that PyTorch 2.15 picks (`sdp::select_sdp_backend`): cuDNN first on Hopper and Blackwell data-centre
     /// cards where nothing is dropped, else flash from Ampere on, for half precision without a mask; memory-efficient otherwise.
     #[must_use]
     pub fn choose(device: &Device, shape: AttentionShape) -> Self {
         let half = shape.dtype.is_half();
-        if half && matches!(device.sm, 90 | 100) && !shape.dropout && shape.head <= 128 && shape.head.is_multiple_of(8)
+        if half
+            && matches!(device.sm, 90 | 100)
+            && !shape.dropout
+            && shape.head <= cudnn_head_limit(device)
+            && shape.head.is_multiple_of(8)
         {
             Self::Cudnn
         } else if half && device.sm >= 80 && shape.head <= 256 && !shape.mask {
