@@ -1,0 +1,184 @@
+#!/usr/bin/env python3
+"""Draws training steps that no rule has seen: one JSON line each, {"id", "case": {"model", "recipe", "device"}}.
+
+    fresh_cases.py SEED [COUNT] [--into FOLDER]
+
+The same seed draws the same cases everywhere. With --into, each case is a file of its own, for a recorder that measures
+a folder. Widths, depths, odd sequence lengths, vocabularies, precisions, attention, checkpointing, optimizers, adapters,
+accumulation, clipping and GPU generations are drawn one by one; what a library refuses to run (a fused Adafactor, BF16
+flash attention before Ampere, a forced backend under recomputation) is not drawn.
+"""
+import json
+import os
+import random
+import sys
+
+# Compute capability: the memories, in MiB, that cards of it report.
+CARDS = {75: [15360, 16384], 80: [40960, 81920], 86: [12288, 24576, 49140], 89: [24564, 46068],
+         90: [81559, 144384], 100: [183359]}
+# Compute capabilities whose low-precision attention is drawn most, as in the table of measured steps.
+GENERATIONS = [80, 80, 80, 80, 86, 89, 89, 90, 90, 100, 75]
+# Family: how often it is drawn.
+FAMILIES = {"llama": 5, "mistral": 3, "qwen2": 4, "qwen3": 4, "gpt2": 4, "gpt_neox": 2, "gemma": 2, "gemma2": 2,
+            "gemma3_text": 2, "phi": 1, "phi3": 1, "olmo2": 2, "starcoder2": 1, "opt": 2, "mixtral": 1, "qwen3_moe": 2,
+            "bert": 2, "roberta": 1, "distilbert": 1, "vit": 2}
+CLASSES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM",
+           "qwen3": "Qwen3ForCausalLM", "gpt2": "GPT2LMHeadModel", "gpt_neox": "GPTNeoXForCausalLM",
+           "gemma": "GemmaForCausalLM", "gemma2": "Gemma2ForCausalLM", "gemma3_text": "Gemma3ForCausalLM",
+           "phi": "PhiForCausalLM", "phi3": "Phi3ForCausalLM", "olmo2": "Olmo2ForCausalLM",
+           "starcoder2": "Starcoder2ForCausalLM", "opt": "OPTForCausalLM", "mixtral": "MixtralForCausalLM",
+           "qwen3_moe": "Qwen3MoeForCausalLM", "bert": "BertForMaskedLM", "roberta": "RobertaForMaskedLM",
+           "distilbert": "DistilBertForMaskedLM", "vit": "ViTForImageClassification"}
+# Families over which adapters are drawn, with the linear layers that they may target.
+LLAMA_LINEARS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+LINEARS = {"llama": LLAMA_LINEARS, "mistral": LLAMA_LINEARS, "qwen2": LLAMA_LINEARS, "qwen3": LLAMA_LINEARS,
+           "gpt2": ["c_attn"]}
+OPTIMIZERS = [("adamw", "foreach", 8), ("adamw", "fused", 4), ("adamw", "forloop", 3), ("adam", "foreach", 1),
+              ("sgd", "foreach", 2), ("sgd", "forloop", 1), ("adafactor", "foreach", 2), ("adafactor", "forloop", 2),
+              ("adafactor_hf", None, 2), ("adamw8bit", None, 3)]
+
+
+class Draw:
+    """Numbers of one stream; only `random()` is used, whose sequence Python promises to keep."""
+
+    def __init__(self, seed):
+        self.random = random.Random(seed).random
+
+    def whole(self, low, high):
+        return low + int(self.random() * (high - low + 1))
+
+    def of(self, choices):
+        return choices[self.whole(0, len(choices) - 1)]
+
+    def weighted(self, pairs):
+        at = self.random() * sum(w for _, w in pairs)
+        for choice, w in pairs:
+            at -= w
+            if at < 0:
+                return choice
+        return pairs[-1][0]
+
+    def chance(self, p):
+        return self.random() < p
+
+
+def heads(d, family):
+    """(query heads, key and value heads, head size)."""
+    head = d.of([32, 64, 64, 80, 96, 128, 128])
+    groups = d.of([1, 1, 2, 4, 8])
+    keys = d.whole(1, 6)
+    if groups * keys < 2:
+        keys = 2
+    if family in ("gpt2", "gpt_neox", "phi", "opt", "bert", "roberta", "distilbert", "vit"):
+        return groups * keys, groups * keys, head
+    return groups * keys, keys, head
+
+
+def model(d, family):
+    a, g, head = heads(d, family)
+    h = a * head
+    layers, vocab = d.whole(1, 9), d.of([d.whole(500, 5000), d.whole(8000, 60000), d.whole(100000, 160000)])
+    wide = 8 * d.whole(h // 8, h // 2)
+    m = {"model_type": family, "architectures": [CLASSES[family]]}
+    if family == "gpt2":
+        return m | {"vocab_size": vocab, "n_embd": h, "n_layer": layers, "n_head": a, "n_positions": 1024}
+    if family == "vit":
+        patch = d.of([14, 16, 32])
+        return m | {"hidden_size": h, "intermediate_size": wide, "num_hidden_layers": layers, "num_attention_heads": a,
+                    "image_size": patch * d.whole(7, 24), "patch_size": patch}
+    if family == "distilbert":
+        return m | {"vocab_size": vocab, "dim": h, "hidden_dim": wide, "n_layers": layers, "n_heads": a,
+                    "max_position_embeddings": 512}
+    m |= {"vocab_size": vocab, "hidden_size": h, "num_hidden_layers": layers, "num_attention_heads": a}
+    m |= {"ffn_dim" if family == "opt" else "intermediate_size": wide}
+    if family in ("bert", "roberta"):
+        return m | {"max_position_embeddings": 514 if family == "roberta" else 512}
+    m |= {"max_position_embeddings": 4096}
+    if family == "opt":
+        return m | {"word_embed_proj_dim": h}
+    if family == "gpt_neox":
+        return m | {"rotary_pct": d.of([0.25, 1.0]), "use_parallel_residual": d.chance(0.7)}
+    if family == "phi":
+        return m
+    m |= {"num_key_value_heads": g}
+    if family in ("qwen3", "gemma", "gemma2", "gemma3_text", "qwen3_moe"):
+        m |= {"head_dim": d.of([head, head, 128])}
+    if family in ("llama", "qwen2", "qwen3", "olmo2"):
+        m |= {"tie_word_embeddings": d.chance(0.4)}
+    if family == "phi3":
+        m |= {"pad_token_id": 0}
+    if family == "mistral":
+        m |= {"sliding_window": d.of([None, 4096])}
+    if family == "mixtral":
+        m |= {"num_local_experts": d.of([4, 8]), "num_experts_per_tok": 2, "sliding_window": None}
+    if family == "qwen3_moe":
+        m |= {"num_experts": d.of([8, 16]), "num_experts_per_tok": d.of([2, 4]), "moe_intermediate_size": 8 * d.whole(16, 96)}
+    if family == "gemma2":
+        m |= {"sliding_window": 4096}
+    if family == "gemma3_text":
+        m |= {"sliding_window": d.of([512, 1024])}
+    return m
+
+
+def recipe(d, family, sm):
+    modes = [("fp32", 2), ("amp_fp16", 2)]
+    if sm >= 80:
+        modes += [("amp_bf16", 4), ("pure_bf16", 5)]
+    longest = {"gpt2": 1024, "bert": 512, "roberta": 510, "distilbert": 512}.get(family, 2300)
+    name, how = d.weighted([((n, i), w) for n, i, w in OPTIMIZERS])
+    optimizer = {"name": name} | ({"impl": how} if how else {})
+    if name == "sgd" and d.chance(0.6):
+        optimizer["momentum"] = 0.9
+    r = {"precision": d.weighted(modes), "attention": "eager" if family == "gemma2" or d.chance(0.25) else "sdpa",
+         "checkpointing": d.weighted([("none", 3), ("full", 2)]), "optimizer": optimizer,
+         "batch": d.of([1, 1, 2, 3, 4, 5]), "seq": d.of([d.whole(17, longest), 8 * d.whole(8, longest // 8)])}
+    if family in LINEARS and d.chance(0.25):
+        known = LINEARS[family]
+        first = d.whole(0, len(known) - 1)
+        r["lora"] = {"r": d.of([4, 8, 12, 16, 48]), "targets": known[first:first + d.whole(1, len(known))]}
+    if d.chance(0.2):
+        r["grad_accum"] = d.whole(2, 4)
+    if d.chance(0.2):
+        r["clip_grad"] = 1.0
+    if d.chance(0.1):
+        r["keep_outputs"] = True
+    if d.chance(0.1):
+        r["zero_grad"] = "zero"
+    forced = r["attention"] == "sdpa" and r["checkpointing"] == "none" and d.chance(0.08)
+    if forced and family in ("llama", "qwen2", "qwen3", "gpt2"):
+        r["sdpa_backend"] = d.of(["efficient_attention", "math"])
+    return r
+
+
+def case(d):
+    family = d.weighted(list(FAMILIES.items()))
+    sm = d.of(GENERATIONS)
+    device = {"sm": sm, "total_mb": d.of(CARDS[sm])}
+    if d.chance(0.1):
+        device["alloc_conf"] = "expandable_segments:True"
+    if d.chance(0.1):
+        device["workspace_kept"] = True
+    return {"model": model(d, family), "recipe": recipe(d, family, sm), "device": device}
+
+
+def main():
+    into = None
+    args = sys.argv[1:]
+    if "--into" in args:
+        at = args.index("--into")
+        into = args[at + 1]
+        del args[at:at + 2]
+    seed, count = int(args[0]), int(args[1]) if len(args) > 1 else 150
+    d = Draw(seed)
+    for i in range(count):
+        drawn = case(d)
+        name = f"fresh{seed}_{i:03}_{drawn['model']['model_type']}"
+        if into is None:
+            print(json.dumps({"id": name, "case": drawn}, separators=(",", ":")))
+        else:
+            with open(os.path.join(into, name + ".json"), "w") as f:
+                json.dump(drawn, f)
+
+
+if __name__ == "__main__":
+    main()
