@@ -166,6 +166,7 @@ fn run(
     };
     let mut job = Loop::new(&tape, built.as_ref(), &trained, whole, recipe, precision);
     if steps == Steps::Steady {
+        job.most_micro_batches = MAX_SUMMED_MICRO_BATCHES;
         job.run_optimizer();
         job.create_scaler();
     }
@@ -196,6 +197,7 @@ struct Loop<'a> {
     whole: &'a Whole,
     recipe: &'a Recipe,
     precision: Precision,
+    most_micro_batches: u64,
     run: Run,
     slots: Slots,
     /// Megatron-style FP32 master weights and main gradients.
@@ -208,7 +210,8 @@ struct Loop<'a> {
     graph_leaves: Vec<Tensor>,
     /// What the loss's graph keeps alive beside what backward releases.
     pinned: Vec<(Tensor, Rc<Gradient>)>,
-    kept: Option<Tensor>,
+    /// The model's outputs, the loss among them, where the loop keeps them.
+    kept: Option<(Tensor, Tensor)>,
 }
 
 struct Master {
@@ -249,6 +252,7 @@ impl<'a> Loop<'a> {
             whole,
             recipe,
             precision,
+            most_micro_batches: MAX_WALKED_MICRO_BATCHES,
             run: Run::new(tape, recipe),
             slots: Slots::new(),
             master,
@@ -290,7 +294,7 @@ impl<'a> Loop<'a> {
         let t = self.tape;
         t.mark(Mark::Step);
         // Micro-batches from the second on are alike.
-        for _ in 0..self.recipe.grad_accum.min(MAX_WALKED_MICRO_BATCHES) {
+        for _ in 0..self.recipe.grad_accum.min(self.most_micro_batches) {
             self.micro_batch();
         }
         t.enter(Instant::Step);
@@ -314,7 +318,7 @@ impl<'a> Loop<'a> {
             loss
         });
         if self.recipe.keep_outputs {
-            self.kept = logits;
+            self.kept = logits.map(|logits| (loss.clone(), logits));
         } else {
             drop(logits);
             self.kept = None;
@@ -457,5 +461,8 @@ impl<'a> Loop<'a> {
     }
 }
 
-/// Micro-batches that are walked: the first finds no gradients, the second and every later one finds them.
-pub const MAX_WALKED_MICRO_BATCHES: u64 = 3;
+/// Micro-batches that are walked of a first and a steady step: from the second on each finds gradients and asks for the
+/// same, but where the allocator puts it may settle only after some.
+pub const MAX_WALKED_MICRO_BATCHES: u64 = 8;
+/// Micro-batches that are walked of a steady step alone, whose sums no later one changes.
+const MAX_SUMMED_MICRO_BATCHES: u64 = 3;

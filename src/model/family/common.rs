@@ -157,9 +157,17 @@ pub(super) fn gated_mlp(t: &Tape, x: &Tensor, [gate, up, down]: [&Tensor; 3], by
             by.apply(t, &gate)
         };
         let up = t.linear(x, up, None);
-        t.mul(&gate, &up)
+        product_of(t, gate, up)
     };
     t.linear(&product, down, None)
+}
+
+/// `a * b` of two temporaries: Python releases an operator's operands from the left.
+pub(super) fn product_of(t: &Tape, a: Tensor, b: Tensor) -> Tensor {
+    let product = t.mul(&a, &b);
+    drop(a);
+    drop(b);
+    product
 }
 
 /// `torch.arange(s) + 0`, unsqueezed: the position ids of a whole sequence.
@@ -211,7 +219,11 @@ pub(super) fn rotate(t: &Tape, x: &Tensor, cos: &Tensor, sin: &Tensor) -> Tensor
         };
         t.mul(&rotated, sin)
     };
-    t.add(&direct, &turned)
+    let sum = t.add(&direct, &turned);
+    // As in `product_of`.
+    drop(direct);
+    drop(turned);
+    sum
 }
 
 /// The first `rotary` dimensions of each head, and the rest, as views.

@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 use crate::issue::Issue;
 use crate::model::family::common::{
-    Activation, Run, attend, eager_mask, position_ids, rms_norm, rotary_tables, rotate, window_mask,
+    Activation, Run, attend, eager_mask, position_ids, product_of, rms_norm, rotary_tables, rotate, window_mask,
 };
 use crate::model::family::experts::{Experts, Routed};
 use crate::model::family::{Built, Dimensions, Model, Parameter, Parameters, matrix, names_of, vector};
@@ -588,7 +588,7 @@ impl Call {
                 self.plan.activation.apply(t, &gate)
             };
             let up = w.linear(t, x, 12);
-            t.mul(&gate, &up)
+            product_of(t, gate, up)
         };
         w.linear(t, &product, 14)
     }
