@@ -294,10 +294,13 @@ pub fn timeline(walk: &Walk) -> Vec<TimelinePoint> {
     let stretch = step.len().div_ceil(MAX_TIMELINE_POINTS).max(1);
     let mut instant = Instant::Forward;
     let mut points = Vec::new();
-    for (i, events) in walk.events[step].chunks(stretch).enumerate() {
+    let mut at = 0u64;
+    for events in walk.events[step].chunks(stretch) {
         let mut best: Option<(u64, TimelinePoint)> = None;
-        for (j, event) in events.iter().enumerate() {
+        for event in events {
             live.apply(*event);
+            // What is walked once for several layers takes the place of all of them.
+            at += if stand_in(live.layer).is_none() { 1 + walk.repeats } else { 1 };
             if let Event::Enter(entered) = event {
                 instant = *entered;
             }
@@ -305,7 +308,7 @@ pub fn timeline(walk: &Walk) -> Vec<TimelinePoint> {
                 && best.as_ref().is_none_or(|(most, _)| total > *most)
                 && let Some(parts) = live.parts()
             {
-                best = Some((total, TimelinePoint { at: (i * stretch + j) as u64, instant, parts }));
+                best = Some((total, TimelinePoint { at, instant, parts }));
             }
         }
         points.extend(best.map(|(_, p)| p));
