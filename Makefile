@@ -49,7 +49,7 @@ test-page: ## the built page in a real browser
 
 accuracy: ## fill the README's accuracy table from the measured cases
 	scripts/tools.sh rust
-	scripts/accuracy.sh
+	node scripts/accuracy.mjs
 
 screenshots: dist ## retake docs/*.png from the page
 	scripts/tools.sh browser
