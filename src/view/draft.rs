@@ -52,6 +52,14 @@ impl Draft {
     /// # Errors
     /// One issue for each text that cannot be read.
     pub fn plan(&self) -> Result<Plan, Vec<Issue>> {
+        let (plan, issues) = self.read();
+        if issues.is_empty() { Ok(plan) } else { Err(issues) }
+    }
+
+    /// The plan that the inputs make, and one issue for each text that cannot be read. The plan then has the last
+    /// loaded value in that text's place, so that what else is wrong can be said at the same time.
+    #[must_use]
+    pub fn read(&self) -> (Plan, Vec<Issue>) {
         let mut plan = self.choices.clone();
         let mut issues = Vec::new();
         if let Some(config) = &self.config {
@@ -65,7 +73,7 @@ impl Draft {
                 issues.push(Issue::new(field.path(), kind));
             }
         }
-        if issues.is_empty() { Ok(plan) } else { Err(issues) }
+        (plan, issues)
     }
 
     /// The choices. Its typed values are those of the last plan that was loaded: read them from [`Draft::plan`].

@@ -1,10 +1,10 @@
 //! Predicted against measured.
 
 use crate::decide::Decision;
-use crate::measure::{self, Figure, Imported, Measurement, Unit};
+use crate::measure::{self, Figure, Imported, Measurement, TierName, Unit};
 use crate::reconcile::{Prediction, compare};
 use crate::text::{Catalogue, Label, Msg};
-use crate::units::Bytes;
+use crate::units::{Bytes, GIB};
 use crate::view::Measured;
 use crate::view::number::signed_gib;
 
@@ -49,7 +49,11 @@ impl Comparison {
         let rows = compare(&prediction, measurement)
             .into_iter()
             .map(|row| Row {
-                name: format!("{}, {}", text.reading(row.name), text.tier(row.tier).to_ascii_lowercase()),
+                name: match row.tier {
+                    // What the table's head says.
+                    TierName::Allocated => text.reading(row.name),
+                    tier => format!("{}, {}", text.reading(row.name), text.tier(tier).to_ascii_lowercase()),
+                },
                 predicted: row.predicted.map_or_else(|| text.label(Label::NotKnown).into(), plain),
                 measured: match (row.measured, &row.unavailable) {
                     (Some(bytes), _) => plain(bytes),
@@ -83,15 +87,22 @@ fn plain(bytes: i64) -> String {
     signed.strip_prefix('+').map(str::to_owned).unwrap_or(signed)
 }
 
+/// Half of 0.01 GiB.
+const HALF_A_HUNDREDTH: u64 = GIB / 200;
+
 /// The difference, with its share of the measured figure where that means something.
 fn difference(bytes: i64, share: Option<f64>) -> String {
-    let gib = signed_gib(bytes);
+    let gib = match bytes.unsigned_abs() {
+        // Less than the table's last decimal, and not nothing.
+        few @ 1..HALF_A_HUNDREDTH => format!("{}{}", if bytes < 0 { '−' } else { '+' }, Bytes(few)),
+        _ => signed_gib(bytes),
+    };
     match share {
-        Some(share) => {
+        Some(share) if share.abs() >= 0.000_5 => {
             let sign = if share < 0.0 { "−" } else { "+" };
             format!("{gib} ({sign}{:.1}\u{a0}%)", share.abs() * 100.0)
         }
-        None => gib,
+        _ => gib,
     }
 }
 

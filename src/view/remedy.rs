@@ -1,6 +1,6 @@
 //! Rows of remedies: what to change, what it saves, how it then stands.
 
-use crate::decide::{Decision, RemedyId, Status, VerdictKind};
+use crate::decide::{Decision, Effect, RemedyId, Status, VerdictKind};
 use crate::text::Catalogue;
 use crate::units::Bytes;
 use crate::view::answer::status;
@@ -40,6 +40,8 @@ pub enum Quoted {
 
 fn row(decision: &Decision, index: usize, quoted: Quoted, text: &dyn Catalogue) -> Option<RemedyRow> {
     let remedy = decision.remedies.get(index)?;
+    // What lowers the cache alone is quoted by the figure that it lowers.
+    let quoted = if remedy.saved_bytes == 0 { Quoted::Process } else { quoted };
     let process = || {
         let saved = remedy.saved_process_bytes?;
         let now = decision.verdict.numbers.process?;
@@ -57,7 +59,11 @@ fn row(decision: &Decision, index: usize, quoted: Quoted, text: &dyn Catalogue) 
         summary: format!("{}; {}", text.verdict(remedy.verdict), text.effect(remedy.effect)),
         peak: gib(peak),
         exact: peak,
-        change: signed_gib(saved.saturating_neg()),
+        change: match remedy.effect {
+            // The job is the same to the byte, or nearly.
+            Effect::OtherHardware => String::new(),
+            _ => signed_gib(saved.saturating_neg()),
+        },
         then: status(remedy.verdict),
         then_word: text.verdict(remedy.verdict).to_ascii_lowercase(),
     })
@@ -66,7 +72,12 @@ fn row(decision: &Decision, index: usize, quoted: Quoted, text: &dyn Catalogue) 
 /// The rows at `positions` in the decision's list.
 #[must_use]
 pub fn rows(decision: &Decision, positions: &[usize], quoted: Quoted, text: &dyn Catalogue) -> Vec<RemedyRow> {
-    positions.iter().filter_map(|&at| row(decision, at, quoted, text)).collect()
+    let helps = |at: &&usize| match (quoted, decision.remedies.get(**at)) {
+        // At a step that is about the tensors, what lowers the cache alone is no help unless it decides.
+        (Quoted::Allocated, Some(r)) => r.saved_bytes != 0 || r.verdict == VerdictKind::Fits,
+        (_, remedy) => remedy.is_some(),
+    };
+    positions.iter().filter(helps).filter_map(|&at| row(decision, at, quoted, text)).collect()
 }
 
 /// The `most` remedies to try first: those that make it fit before those that only help, each in the decision's order.
@@ -85,5 +96,5 @@ pub fn first(decision: &Decision, most: usize, text: &dyn Catalogue) -> Vec<Reme
         _ => Quoted::Allocated,
     };
     order.truncate(most);
-    rows(decision, &order, quoted, text)
+    order.iter().filter_map(|&at| row(decision, at, quoted, text)).collect()
 }

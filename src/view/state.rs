@@ -356,12 +356,7 @@ impl State {
             Action::Config(text) => self.edit(|draft| draft.set_config(text)),
             Action::Gpu(pick) => self.edit(|draft| draft.set_gpu(pick)),
             Action::Precision(precision) => self.edit(|draft| draft.choices_mut().recipe.precision = precision),
-            Action::Optimizer(name) => self.edit(|draft| {
-                let optimizer = &mut draft.choices_mut().recipe.optimizer;
-                optimizer.name = name;
-                // An implementation that the other optimizer lacks is no choice any more.
-                optimizer.implementation = optimizer.implementation.filter(|i| name.implementations().contains(i));
-            }),
+            Action::Optimizer(name) => self.edit(|draft| draft.choices_mut().recipe.optimizer.name = name),
             Action::Implementation(which) => {
                 self.edit(|draft| draft.choices_mut().recipe.optimizer.implementation = which);
             }
@@ -450,8 +445,11 @@ impl State {
     }
 
     fn edit(&mut self, change: impl FnOnce(&mut Draft)) {
+        let before = self.draft.clone();
         change(&mut self.draft);
-        self.recompute();
+        if self.draft != before {
+            self.recompute();
+        }
     }
 
     fn load(&mut self, plan: &Plan) {
@@ -460,14 +458,21 @@ impl State {
     }
 
     fn recompute(&mut self) {
-        match self.draft.plan().and_then(|plan| decide::answer(&plan).map(|decision| Shown::new(plan, decision))) {
-            Ok(shown) => {
-                self.outcome.shown = Some(shown);
+        let (plan, mut issues) = self.draft.read();
+        match decide::answer(&plan) {
+            Ok(decision) if issues.is_empty() => {
+                self.outcome.shown = Some(Shown::new(plan, decision));
                 self.outcome.pricing = None;
-                self.outcome.issues.clear();
             }
-            Err(issues) => self.outcome.issues = issues,
+            Ok(_) => {}
+            // A text that cannot be read has one issue, which is about the text.
+            Err(found) => {
+                let new = |issue: &Issue| issues.iter().all(|other| other.field != issue.field);
+                let found: Vec<Issue> = found.into_iter().filter(new).collect();
+                issues.extend(found);
+            }
         }
+        self.outcome.issues = issues;
     }
 
     /// Prices one remedy, so that the page can draw and listen between two.

@@ -56,21 +56,13 @@ impl Timeline {
                 let below =
                     |parts: &PartBytes| -> f64 { parts.0.iter().take(part as usize).map(|bytes| bytes.as_f64()).sum() };
                 let mut d = String::new();
-                // Along the top from left to right as steps: the live set holds until the next event.
+                // Along the top from left to right, and back along the bottom.
                 for (i, point) in points.iter().enumerate() {
                     let above = below(&point.parts) + point.parts.get(part).as_f64();
-                    let _ = match i {
-                        0 => write!(d, "M{:.1} {:.1}", x(point.at), y(above)),
-                        _ => write!(d, "H{:.1}V{:.1}", x(point.at), y(above)),
-                    };
+                    let _ = write!(d, "{}{:.1} {:.1}", if i == 0 { 'M' } else { 'L' }, x(point.at), y(above));
                 }
-                // And back along the bottom.
-                for (i, point) in points.iter().enumerate().rev() {
-                    let under = y(below(&point.parts));
-                    let _ = match i {
-                        i if i + 1 == points.len() => write!(d, "V{under:.1}"),
-                        i => write!(d, "H{:.1}V{under:.1}", x(points[i + 1].at)),
-                    };
+                for point in points.iter().rev() {
+                    let _ = write!(d, "L{:.1} {:.1}", x(point.at), y(below(&point.parts)));
                 }
                 d.push('Z');
                 (part, d)

@@ -1,0 +1,396 @@
+//! The page without a browser: its reducer, and what its view models say about real decisions.
+#![allow(clippy::unwrap_used)]
+
+use std::rc::Rc;
+
+use vram_budget::bill::{Instant, Part};
+use vram_budget::decide::{RemedyId, VerdictKind};
+use vram_budget::issue::IssueKind;
+use vram_budget::machine::GpuChoice;
+use vram_budget::measure::{Unit, Which};
+use vram_budget::model::ModelSource;
+use vram_budget::plan::Plan;
+use vram_budget::recipe::{Checkpointing, OptimizerImpl, OptimizerName, Precision};
+use vram_budget::text::{Catalogue, LinkProblem, Locale};
+use vram_budget::units::Bytes;
+use vram_budget::view::answer::Answer;
+use vram_budget::view::bill::BillTable;
+use vram_budget::view::measured::{Comparison, EXAMPLE_DOCUMENT, EXAMPLE_SCRIPT, unit_options};
+use vram_budget::view::steps::steps;
+use vram_budget::view::timeline::Timeline;
+use vram_budget::view::{Action, Field, GpuPick, Notice, Section, State, Theme, example, job, link};
+
+fn text() -> &'static dyn Catalogue {
+    Locale::En.text()
+}
+
+fn start() -> Rc<State> {
+    Rc::new(State::new(&example()))
+}
+
+/// The state once every remedy is priced.
+fn priced(mut state: Rc<State>) -> Rc<State> {
+    while state.is_unpriced() {
+        state = state.reduce(Action::Price);
+    }
+    state
+}
+
+fn after(state: &Rc<State>, actions: impl IntoIterator<Item = Action>) -> Rc<State> {
+    actions.into_iter().fold(Rc::clone(state), |state, action| state.reduce(action))
+}
+
+fn typed(field: Field, text: &str) -> Action {
+    Action::Type(field, text.into())
+}
+
+fn shown(state: &State) -> &Plan {
+    state.outcome.shown.as_ref().unwrap().plan()
+}
+
+fn allocated(state: &State) -> Bytes {
+    state.outcome.shown.as_ref().unwrap().decision().verdict.numbers.allocated
+}
+
+/// Jobs that between them fit, fit tightly, do not fit, and cannot be judged.
+fn jobs() -> Vec<Plan> {
+    let job = |model: &str, gpu: Option<&str>, precision: Option<Precision>, seq_len: u64| {
+        let mut plan = example();
+        plan.model = ModelSource::Preset(model.into());
+        plan.machine.gpu = gpu.map(|gpu| GpuChoice::Catalogue(gpu.into()));
+        plan.recipe.precision = precision;
+        plan.recipe.seq_len = seq_len;
+        plan
+    };
+    let mut sgd = job("llama-2-7b", Some("A100 SXM4 80GB"), Some(Precision::Fp32), 512);
+    sgd.recipe.optimizer.name = OptimizerName::Sgd;
+    sgd.recipe.checkpointing = Checkpointing::Full;
+    sgd.machine.in_use_bytes = Some(Bytes::mib(600));
+    vec![
+        example(),
+        job("gpt2", Some("RTX 4090 24GB"), Some(Precision::AmpBf16), 1024),
+        job("llama-3.1-8b", Some("A100 SXM4 80GB"), Some(Precision::PureBf16), 2048),
+        job("qwen2.5-7b", None, None, 1024),
+        job("llama-2-7b", Some("H200 SXM 141GB"), Some(Precision::RuleOfThumb), 1024),
+        job("gpt2", Some("GB300 288GB"), Some(Precision::AmpFp16), 64),
+        sgd,
+    ]
+}
+
+// The reducer.
+
+#[test]
+fn every_keystroke_answers_and_half_typed_text_keeps_the_last_answer() {
+    let state = start();
+    let longer = state.reduce(typed(Field::SeqLen, "20480"));
+    assert!(allocated(&longer) > allocated(&state));
+    let half = longer.reduce(typed(Field::SeqLen, "2048x"));
+    assert_eq!(half.draft.text(Field::SeqLen), "2048x");
+    assert!(half.is_stale());
+    assert_eq!(half.outcome.shown, longer.outcome.shown);
+    let whole = half.reduce(typed(Field::SeqLen, "2048"));
+    assert!(!whole.is_stale());
+    assert_eq!(allocated(&whole), allocated(&state));
+}
+
+#[test]
+fn everything_that_is_wrong_is_said_at_once() {
+    let state = after(
+        &start(),
+        [
+            typed(Field::SeqLen, "many"),
+            typed(Field::MicroBatch, "0"),
+            typed(Field::InUse, "a lot"),
+            Action::Config(Some(r#"{"model_type": "llama", "hidden_size": -1, "num_hidden_layers": 0}"#.into())),
+        ],
+    );
+    let fields: Vec<&str> = state.outcome.issues.iter().map(|issue| issue.field.as_str()).collect();
+    for field in [
+        "recipe.seq_len",
+        "recipe.micro_batch",
+        "machine.in_use_bytes",
+        "config.hidden_size",
+        "config.num_hidden_layers",
+        "config.vocab_size",
+    ] {
+        assert_eq!(fields.iter().filter(|f| **f == field).count(), 1, "{field} in {fields:?}");
+    }
+    let problems = job::problems(&state, text());
+    assert_eq!(problems.len(), fields.len());
+    assert!(problems.iter().any(|p| p.id == "micro-batch" && p.sentence.starts_with("Micro-batch: expected 1 to")));
+    assert!(problems.iter().any(|p| p.id == "config" && p.sentence.contains("num_hidden_layers")));
+    assert_eq!(job::issues_of(&state, "seq-len", text()), ["expected a whole number, found `many`"]);
+}
+
+#[test]
+fn what_changes_nothing_is_the_same_state() {
+    let state = priced(start());
+    for action in [
+        typed(Field::MicroBatch, "1"),
+        Action::Undo,
+        Action::Theme(Theme::System),
+        Action::Notice(None),
+        Action::Go(Section::Job),
+        Action::Link(String::new()),
+        Action::Link(format!("#{}", link::encode(&example()).unwrap())),
+        Action::MeasuredText(String::new()),
+        Action::Price,
+        Action::UseMeasuredPlan,
+    ] {
+        assert!(Rc::ptr_eq(&state, &state.reduce(action.clone())), "{action:?}");
+    }
+}
+
+#[test]
+fn a_remedy_is_tried_on_the_inputs_as_they_are_and_undone_to_the_letter() {
+    let before = after(&start(), [typed(Field::SeqLen, " 1024 ")]);
+    let tried = before.reduce(Action::Try(RemedyId::FusedOptimizer, "AdamW fused".into()));
+    assert_eq!(shown(&tried).recipe.optimizer.implementation, Some(OptimizerImpl::Fused));
+    assert_eq!(shown(&tried).recipe.seq_len, 1024);
+    assert!(allocated(&tried) < allocated(&before));
+    assert_eq!(tried.undo[0].remedy, "AdamW fused");
+    let undone = tried.reduce(Action::Undo);
+    assert_eq!(undone.draft, before.draft);
+    assert_eq!(undone.draft.text(Field::SeqLen), " 1024 ");
+    assert!(undone.undo.is_empty());
+    // A remedy that does not apply does nothing.
+    let eager = before.reduce(Action::Try(RemedyId::DropOutputs, "x".into()));
+    assert_eq!(eager.draft, before.draft);
+}
+
+#[test]
+fn a_paste_goes_where_it_belongs() {
+    let config = r#"{"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "vocab_size": 1000}"#;
+    let state = start().reduce(Action::Paste(config.into()));
+    assert!(matches!(shown(&state).model, ModelSource::Config(_)));
+    assert_eq!(state.notice, Some(Notice::ConfigTaken("llama".into())));
+
+    let mut plan = example();
+    plan.recipe.seq_len = 77;
+    let state = start().reduce(Action::Paste(serde_json::to_string(&plan).unwrap()));
+    assert_eq!(shown(&state), &plan);
+
+    let state = start().reduce(Action::Paste(EXAMPLE_SCRIPT.into()));
+    assert_eq!(state.section, Section::Measured);
+    assert_eq!(state.measured.taken.as_ref().unwrap().readings.len(), 5);
+
+    let state = start().reduce(Action::Paste("x".repeat((32 << 20) + 1)));
+    assert!(matches!(state.notice, Some(Notice::TextTooLarge { .. })));
+    assert!(state.measured.text.is_empty());
+}
+
+#[test]
+fn garbage_says_what_was_expected_and_changes_nothing_else() {
+    let before = after(&start(), [Action::MeasuredText(EXAMPLE_SCRIPT.into())]);
+    for garbage in
+        ["hello", "{\"base\": 1}", "{\"base\": 1,\n \"peak\" 2}", "[]", "nvidia-smi: command not found", "\u{0}"]
+    {
+        let state = before.reduce(Action::MeasuredText(garbage.into()));
+        let error = state.measured.error.as_ref().unwrap_or_else(|| panic!("{garbage:?} was taken"));
+        let said = text().import_error(error).to_lowercase();
+        assert!(said.contains("expected") || said.contains("line "), "{garbage:?}: {said}");
+        assert_eq!(state.measured.taken, before.measured.taken);
+        assert_eq!((&state.draft, &state.outcome), (&before.draft, &before.outcome));
+    }
+}
+
+#[test]
+fn figures_without_a_unit_are_asked_about() {
+    let pasted =
+        r#"{"base": 14.96, "forward_delta": 13.3, "backward_delta": 1.66, "step_delta": 29.92, "peak": 74.79}"#;
+    let asked = start().reduce(Action::MeasuredText(pasted.into()));
+    assert_eq!(asked.measured.taken, None);
+    let options = unit_options(&asked.measured.question, pasted, text());
+    assert!(options.iter().any(|(unit, label)| *unit == Unit::GiB && label.contains("74.8 GiB")), "{options:?}");
+    let answered = asked.reduce(Action::MeasuredUnit(Unit::GiB));
+    assert_eq!(answered.measured.unit, Some(Unit::GiB));
+    let peak = vram_budget::measure::ReadingName::Step(Which::First, vram_budget::measure::StepReading::Peak);
+    assert_eq!(answered.measured.taken.as_ref().unwrap().bytes(peak), Some(80_305_151_017));
+}
+
+#[test]
+fn links_are_taken_or_refused_whole() {
+    let state = start();
+    let refused = state.reduce(Action::Link("#v1=AAAA".into()));
+    assert_eq!(refused.notice, Some(Notice::LinkRefused(LinkProblem::Malformed)));
+    assert_eq!(refused.draft, state.draft);
+    assert_eq!(state.reduce(Action::Link("#margin".into())).section, Section::Margin);
+    assert_eq!(State::from_fragment("#throughput").section, Section::Throughput);
+    assert_eq!(shown(&State::from_fragment("#v9=x")), &example());
+    for plan in jobs() {
+        let state = State::new(&plan);
+        assert_eq!(shown(&State::from_fragment(&state.fragment().unwrap())), &plan);
+    }
+}
+
+#[test]
+fn a_link_to_a_plan_that_cannot_be_walked_says_why() {
+    let mut plan = example();
+    plan.model = ModelSource::Preset("no-such-model".into());
+    let state = State::from_fragment(&link::encode(&plan).unwrap());
+    assert!(state.outcome.shown.is_none());
+    assert!(matches!(state.outcome.issues[0].kind, IssueKind::UnknownName { .. }));
+    assert!(!after(&Rc::new(state), [Action::Preset("llama-2-7b".into())]).is_stale());
+}
+
+#[test]
+fn lists_are_filtered_by_words_and_keep_the_choice() {
+    assert!(job::presets("qwen 7b", "").iter().all(|name| name.contains("qwen") && name.contains("7b")));
+    assert!(job::presets("qwen", "gpt2").contains(&"gpt2"));
+    let state = after(&start(), [Action::GpuFilter("h200".into()), Action::FirstGpu]);
+    assert!(matches!(state.draft.gpu(), GpuPick::Catalogue(name) if name.starts_with("H200")));
+    let none = after(&start(), [Action::ModelFilter("zzz".into()), Action::FirstModel]);
+    assert_eq!(none.draft, start().draft);
+}
+
+// The view models.
+
+/// A figure of a table in hundredths.
+fn hundredths(shown: &str) -> u64 {
+    if shown == "0" { 0 } else { shown.replace('.', "").parse().unwrap() }
+}
+
+#[test]
+fn the_answer_quotes_the_safe_figure_and_its_sums_add_up() {
+    for plan in jobs() {
+        let state = State::new(&plan);
+        let decision = state.outcome.shown.as_ref().unwrap().decision();
+        let numbers = &decision.verdict.numbers;
+        let answer = Answer::new(&plan, decision, Some(decision), text());
+        let held = numbers.process.map(|p| p + numbers.in_use.unwrap_or_default());
+        match decision.verdict.kind {
+            VerdictKind::Fits | VerdictKind::Tight => assert_eq!(Some(answer.exact), held),
+            VerdictKind::DoesNotFit | VerdictKind::CannotTell => assert_eq!(answer.exact, numbers.allocated),
+        }
+        let mut sum = 0;
+        for row in &answer.sums {
+            if row.exact.is_none() {
+                assert_eq!(row.gib, "not known");
+                break;
+            }
+            if row.sum {
+                assert_eq!(hundredths(&row.gib), sum, "{} in {:?}", row.name, answer.sums);
+            } else {
+                sum += hundredths(&row.gib);
+            }
+        }
+        for pair in answer.bar.segments.windows(2) {
+            assert!(pair[0].x + pair[0].width <= pair[1].x + 0.2, "{:?}", answer.bar);
+        }
+        let end = answer.bar.segments.last().map_or(0.0, |s| s.x + s.width);
+        assert!((0.0..=100.5).contains(&end), "{:?}", answer.bar);
+        if let Some((x, _)) = answer.bar.mark {
+            assert!((0.0..=100.0).contains(&x));
+        }
+    }
+}
+
+#[test]
+fn columns_add_up_and_open_cells_sum_to_the_cell() {
+    for plan in jobs() {
+        let state = State::new(&plan);
+        let decision = state.outcome.shown.as_ref().unwrap().decision();
+        let table = BillTable::new(decision, None, text());
+        for (at, (total, exact)) in table.totals.iter().enumerate() {
+            let sum: u64 = table.rows.iter().map(|row| hundredths(&row.cells[at].gib)).sum();
+            assert_eq!(sum, hundredths(total));
+            assert_eq!(table.rows.iter().map(|row| row.cells[at].exact).sum::<Bytes>(), *exact);
+        }
+        assert_eq!(table.columns.iter().filter(|(.., binds)| *binds).count(), 1);
+        for part in Part::ALL {
+            for instant in Instant::ALL {
+                let open = BillTable::new(decision, Some((part, instant)), text()).open.unwrap();
+                assert_eq!(
+                    open.lines.iter().map(|line| line.exact).sum::<Bytes>(),
+                    open.total.1,
+                    "{part:?} {instant:?}"
+                );
+                assert_eq!(open.total.1, table.rows[part as usize].cells[instant as usize].exact);
+                assert!(open.lines.is_empty() || !open.known.is_empty());
+            }
+        }
+    }
+}
+
+#[test]
+fn steps_show_their_figures_within_their_gauges() {
+    for plan in jobs() {
+        let state = State::new(&plan);
+        let decision = state.outcome.shown.as_ref().unwrap().decision();
+        let all = steps(&plan.policy, decision, Some(decision), text());
+        assert_eq!(all.iter().map(|step| step.number).collect::<Vec<_>>(), [1, 2, 3, 4]);
+        for step in &all {
+            assert!(!step.fact.is_empty() && step.ask.ends_with('?'));
+            let Some(gauge) = &step.gauge else { continue };
+            let whole = gauge.whole.as_ref().map(|(x, _)| *x);
+            for x in [Some(gauge.filled), gauge.over_from, Some(gauge.rule.0), whole].into_iter().flatten() {
+                assert!((0.0..=100.0).contains(&x), "{}: {gauge:?}", step.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn the_timeline_stays_in_its_frame_and_peaks_at_the_binding_instant() {
+    for plan in jobs() {
+        let state = State::new(&plan);
+        let decision = state.outcome.shown.as_ref().unwrap().decision();
+        let Some(picture) = Timeline::new(decision, text()) else {
+            assert_eq!(plan.recipe.precision, Some(Precision::RuleOfThumb), "only the rule of thumb has no walk");
+            continue;
+        };
+        for (_, d) in &picture.areas {
+            assert!(d.starts_with('M') && d.ends_with('Z'));
+            let numbers = d.split(|c: char| c.is_ascii_alphabetic() || c == ' ').filter(|n| !n.is_empty());
+            for number in numbers {
+                let number: f64 = number.parse().unwrap();
+                assert!((0.0..=1000.0).contains(&number), "{number}");
+            }
+        }
+        let (x, y, label) = &picture.peak;
+        assert!((0.0..=100.0).contains(x) && (0.0..=100.0).contains(y));
+        let bill = &decision.estimate.bill;
+        let total = BillTable::new(decision, None, text()).totals[bill.binding as usize].0.clone();
+        assert_eq!(*label, format!("{total} binds"));
+    }
+}
+
+#[test]
+fn predicted_and_measured_stand_side_by_side() {
+    let state = after(&start(), [Action::MeasuredText(EXAMPLE_SCRIPT.into())]);
+    let decision = state.outcome.shown.as_ref().unwrap().decision();
+    let comparison = Comparison::new(&state.measured, Some(decision), text()).unwrap();
+    assert_eq!(comparison.rows.len(), 5);
+    for row in &comparison.rows {
+        let [predicted, measured, difference] = row.exact.map(Option::unwrap);
+        assert_eq!(predicted - measured, difference);
+        // The recorded run of this very job: within 1 % of its peak at every instant.
+        assert!(difference.abs() < 80_302_646_784 / 100, "{row:?}");
+    }
+}
+
+/// The examples on the page are real runs: the figures of the measured cases.
+#[test]
+fn the_examples_are_measured_cases() {
+    let cases = include_str!("data/training-steps/cases.jsonl");
+    let result = |id: &str| -> serde_json::Value {
+        let line = cases.lines().find(|line| line.contains(&format!("\"id\":\"{id}\""))).unwrap();
+        serde_json::from_str::<serde_json::Value>(line).unwrap()["result"].take()
+    };
+    let first = &result("llama3-8b_Lfull_sm80_pure_bf16_sdpa_nock_adamw-foreach_fullft_b1s2048")["first"];
+    let script: serde_json::Value = serde_json::from_str(EXAMPLE_SCRIPT).unwrap();
+    for key in ["base", "forward_delta", "backward_delta", "step_delta"] {
+        assert_eq!(script[key], first[key], "{key}");
+    }
+    let peaks = ["forward_peak", "backward_peak", "step_peak"].map(|key| first[key].as_u64().unwrap());
+    assert_eq!(script["peak"].as_u64(), peaks.into_iter().max());
+
+    let of = result("qwen2.5-7b_Lfull_sm80_pure_bf16_sdpa_nock_adamw-foreach_fullft_b1s2048");
+    let document: serde_json::Value = serde_json::from_str(EXAMPLE_DOCUMENT).unwrap();
+    for reading in document["readings"].as_array().unwrap() {
+        let name = reading["name"].as_str().unwrap();
+        let measured = name.split('.').fold(&of, |value, key| &value[key]);
+        assert_eq!(&reading["bytes"], measured, "{name}");
+    }
+}
