@@ -502,6 +502,7 @@ impl Catalogue for English {
             Label::Details => "Details",
             Label::Close => "Close",
             Label::ChangeFirst => "Change first",
+            Label::Pricing => "Walking the step once more for each change…",
             Label::NothingHelps => "No single change that is priced here makes it fit. Try them one after the other.",
             Label::Try => "Try",
             Label::Undo => "Undo",

@@ -76,6 +76,7 @@ pub enum Label {
     Details,
     Close,
     ChangeFirst,
+    Pricing,
     NothingHelps,
     Try,
     Undo,

@@ -35,8 +35,8 @@ pub struct Answer {
     pub sums_head: String,
     /// The sums below the bar.
     pub sums: Vec<SumRow>,
-    /// What to change first.
-    pub first: Vec<RemedyRow>,
+    /// What to change first; `None`: the remedies are not priced yet.
+    pub first: Option<Vec<RemedyRow>>,
     /// Whether a change is called for: without one the heading would be odd.
     pub wants_change: bool,
     /// What is assumed.
@@ -135,7 +135,7 @@ impl Answer {
             bar: bar(decision, text),
             sums_head: text.say(&Msg::SumsHead { instant: decision.estimate.bill.binding }),
             sums: sums(decision, text),
-            first: priced.map(|priced| remedy::first(priced, SHOWN_REMEDIES, text)).unwrap_or_default(),
+            first: priced.map(|priced| remedy::first(priced, SHOWN_REMEDIES, text)),
             wants_change: verdict.kind != VerdictKind::Fits,
             caveats: decision
                 .caveats

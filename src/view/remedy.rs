@@ -41,7 +41,8 @@ pub enum Quoted {
 fn row(decision: &Decision, index: usize, quoted: Quoted, text: &dyn Catalogue) -> Option<RemedyRow> {
     let remedy = decision.remedies.get(index)?;
     // What lowers the cache alone is quoted by the figure that it lowers.
-    let quoted = if remedy.saved_bytes == 0 { Quoted::Process } else { quoted };
+    let cache_alone = remedy.saved_bytes == 0 && remedy.effect != Effect::OtherHardware;
+    let quoted = if cache_alone { Quoted::Process } else { quoted };
     let process = || {
         let saved = remedy.saved_process_bytes?;
         let now = decision.verdict.numbers.process?;

@@ -8,7 +8,7 @@ const { server, url } = await serve(DIST);
 const page = await browser.newPage({ viewport: { width: 1280, height: 760 }, colorScheme: "light" });
 await page.goto(url);
 await page.locator("#verdict").waitFor();
-await page.evaluate(() => document.fonts.ready);
+await page.locator("#answer .try").waitFor();
 await page.screenshot({ path: fileURLToPath(new URL("../../docs/page.png", import.meta.url)) });
 await browser.close();
 server.close();

@@ -4,6 +4,7 @@ use vram_budget::bill::Part;
 use vram_budget::decide::Status;
 use vram_budget::text::{Catalogue, Label, Msg, Term};
 use vram_budget::view::answer::{Answer, Bar, Key, SumRow};
+use vram_budget::view::remedy::RemedyRow;
 use vram_budget::view::{Action, Panel};
 use yew::prelude::*;
 
@@ -95,22 +96,7 @@ fn details(store: &Handle, answer: &Answer) -> Html {
             </table>
             if answer.wants_change {
                 <h3>{ text.label(Label::ChangeFirst) }</h3>
-                if answer.first.is_empty() {
-                    <p class="small soft">{ text.label(Label::NothingHelps) }</p>
-                } else {
-                    <ul class="try">
-                        { for answer.first.iter().map(|remedy| html! {
-                            <li>
-                                <span>
-                                    { remedy.name.clone() }
-                                    <span class="soft">{ remedy.summary.clone() }</span>
-                                </span>
-                                <span class="n">{ remedy.change.clone() }</span>
-                                { try_button(store, remedy, text) }
-                            </li>
-                        }) }
-                    </ul>
-                }
+                { first(store, answer.first.as_deref()) }
             }
             if !answer.caveats.is_empty() {
                 <details>
@@ -121,6 +107,25 @@ fn details(store: &Handle, answer: &Answer) -> Html {
                 </details>
             }
         </>
+    }
+}
+
+/// What to change first.
+fn first(store: &Handle, remedies: Option<&[RemedyRow]>) -> Html {
+    let text = store.text();
+    let row = |remedy: &RemedyRow| {
+        html! {
+            <li>
+                <span>{ remedy.name.clone() }<span class="soft">{ remedy.summary.clone() }</span></span>
+                <span class="n">{ remedy.change.clone() }</span>
+                { try_button(store, remedy, text) }
+            </li>
+        }
+    };
+    match remedies {
+        None => html! { <p class="small soft">{ text.label(Label::Pricing) }</p> },
+        Some([]) => html! { <p class="small soft">{ text.label(Label::NothingHelps) }</p> },
+        Some(remedies) => html! { <ul class="try">{ for remedies.iter().map(row) }</ul> },
     }
 }
 
