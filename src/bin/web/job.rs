@@ -258,7 +258,7 @@ fn optimizer_row(store: &Handle) -> Html {
     const IMPLEMENTATIONS: [OptimizerImpl; 3] = [OptimizerImpl::Foreach, OptimizerImpl::Fused, OptimizerImpl::Forloop];
     let text = store.text();
     let optimizer = store.0.draft.choices().recipe.optimizer;
-    let term = match optimizer.implementation.unwrap_or(OptimizerImpl::Foreach) {
+    let term = match optimizer.implementation() {
         OptimizerImpl::Foreach => Term::Foreach,
         OptimizerImpl::Fused => Term::Fused,
         OptimizerImpl::Forloop => Term::Forloop,
@@ -277,15 +277,17 @@ fn optimizer_row(store: &Handle) -> Html {
             if optimizer.name == OptimizerName::Sgd {
                 { row(text.label(Label::Momentum), Field::Momentum.id(), text_field(store, Field::Momentum, "", None)) }
             }
-            { list_row(store, ListRow {
-                label: Label::Implementation,
-                id: "implementation",
-                choices: choices(Some(text.label(Label::ImplementationUnknown)), &IMPLEMENTATIONS, |i| text.implementation(i)),
-                chosen: value_of(&IMPLEMENTATIONS, optimizer.implementation),
-                hint: Some(text.definition(term).into()),
-                action: |value| Action::Implementation(at(&IMPLEMENTATIONS, &value)),
-                beside: Html::default(),
-            }) }
+            if !optimizer.name.implementations().is_empty() {
+                { list_row(store, ListRow {
+                    label: Label::Implementation,
+                    id: "implementation",
+                    choices: choices(Some(text.label(Label::ImplementationUnknown)), &IMPLEMENTATIONS, |i| text.implementation(i)),
+                    chosen: value_of(&IMPLEMENTATIONS, optimizer.implementation),
+                    hint: Some(text.definition(term).into()),
+                    action: |value| Action::Implementation(at(&IMPLEMENTATIONS, &value)),
+                    beside: Html::default(),
+                }) }
+            }
         </>
     }
 }

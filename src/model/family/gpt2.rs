@@ -262,10 +262,11 @@ impl BuiltGpt2 {
         t.set_layer(0);
         t.set_scope("final norm");
         hidden = t.layer_norm(&hidden, &self.norm[0], &self.norm[1]);
-        drop(mask);
+        // Python releases local names in the order in which they first appear, arguments before them.
         drop(positions);
         drop(embedded);
         drop(placed);
+        drop(mask);
         t.set_scope(before);
         hidden
     }
@@ -316,10 +317,12 @@ impl Call {
             let qkv = t.conv1d(x, &w[2], &w[3]);
             let parts = t.split(&qkv, 2, h, 3);
             drop(qkv);
-            [0, 1, 2].map(|i| {
+            // The query is laid out last.
+            let [k, v, q] = [1, 2, 0].map(|i| {
                 let part = t.reshape(&parts[i], &[b, s, a, p.d()]);
                 t.transpose(&part, 1, 2)
-            })
+            });
+            [q, k, v]
         };
         let (mut out, probabilities) = match self.run.attention {
             AttentionPlan::Sdpa(forced) => {
