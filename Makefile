@@ -7,7 +7,7 @@ PORT ?= 8080
 TRUNK := env -u NO_COLOR trunk
 WEB := --target wasm32-unknown-unknown --no-default-features --features web
 
-.PHONY: help serve dev test dist fmt lint test-rust test-page size accuracy screenshots clean
+.PHONY: help serve dev test dist fmt lint test-rust test-page size speed accuracy screenshots clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -19,7 +19,7 @@ dev: ## serve a debug build that follows the sources
 	scripts/tools.sh web
 	$(TRUNK) serve --port $(PORT)
 
-test: fmt lint test-rust dist size test-page ## run every test
+test: fmt lint test-rust speed dist size test-page ## run every test
 
 fmt: ## check the formatting
 	scripts/tools.sh rust
@@ -33,6 +33,10 @@ lint: ## clippy, native and WebAssembly
 test-rust: ## native tests and documentation tests
 	scripts/tools.sh rust
 	cargo test --locked --all-features
+
+speed: ## how long one estimate takes
+	scripts/tools.sh rust
+	cargo bench --locked --bench estimate
 
 dist: ## the folder dist/ to host, and dist/vram-budget.html to open from disk
 	scripts/tools.sh web
