@@ -153,7 +153,7 @@ pub fn read_model(source: &ModelSource) -> Result<ReadModel, Vec<Issue>> {
         ModelSource::Config(config) => read_config(config),
         ModelSource::Preset(name) => {
             let preset = presets::find(name).map_err(|kind| vec![Issue::new("model.preset", kind)])?;
-            read_config(&preset.config)
+            read_config(preset.config)
         }
     }
 }

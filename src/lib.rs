@@ -18,6 +18,7 @@
 
 pub mod allocator;
 pub mod bill;
+mod data;
 pub mod decide;
 pub mod estimate;
 pub mod issue;

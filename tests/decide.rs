@@ -100,7 +100,7 @@ fn runs_that_ran_out_of_memory_are_never_said_to_fit() {
 #[test]
 fn every_preset_has_its_published_number_of_parameters() {
     for preset in presets() {
-        let read = read_config(&preset.config).unwrap();
+        let read = read_config(preset.config).unwrap();
         assert_eq!(parameter_count(read.model.as_ref()), preset.params_total, "{}", preset.name);
     }
 }

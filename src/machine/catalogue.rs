@@ -2,60 +2,59 @@
 
 use std::sync::LazyLock;
 
-use serde::Deserialize;
+use serde_json::{Map, Value};
 
 use crate::bill::{Provenance, ProvenanceKind};
+use crate::data::{self, Row};
 use crate::issue::IssueKind;
 use crate::machine::Sourced;
 use crate::units::{Bytes, GIB, MIB};
 
+static FILE: LazyLock<Map<String, Value>> = LazyLock::new(|| data::file(include_str!("gpus.json")));
+
 static CATALOGUE: LazyLock<Catalogue> = LazyLock::new(|| {
-    #[expect(clippy::expect_used, reason = "built-in data, read by a test")]
-    serde_json::from_str(include_str!("gpus.json")).expect("the built-in GPU catalogue is valid")
+    let file = Row::of(&FILE);
+    let meta = file.row("meta");
+    let reserve = meta.row("driver_reserve");
+    let context = meta.row("cuda_context");
+    Catalogue {
+        driver_reserve: DriverReserve {
+            share: reserve.decimal("share").unwrap_or_default(),
+            max_mib: reserve.number("max_mib").unwrap_or_default(),
+            source: reserve.text("source"),
+        },
+        context_mib: context.object("mib"),
+        context_source: context.text("source"),
+        sources: meta.texts("sources"),
+        gpus: file.rows("gpus").map(Gpu::read).collect(),
+    }
 });
 
 /// The data file.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Debug)]
 struct Catalogue {
-    meta: Meta,
+    driver_reserve: DriverReserve,
+    /// By generation.
+    context_mib: &'static Map<String, Value>,
+    context_source: String,
+    sources: Vec<String>,
     gpus: Vec<Gpu>,
 }
 
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Meta {
-    #[serde(rename = "about")]
-    _about: String,
-    driver_reserve: DriverReserve,
-    cuda_context: CudaContext,
-    sources: Vec<String>,
-}
-
 /// What is taken off the driver's total where PyTorch's total is not known.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Debug)]
 struct DriverReserve {
     share: f64,
     max_mib: u64,
     source: String,
 }
 
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct CudaContext {
-    mib: std::collections::BTreeMap<String, u64>,
-    source: String,
-}
-
 /// A row of the catalogue.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Debug)]
 pub struct Gpu {
     /// The name it is listed under.
     pub name: String,
     /// Other names, such as the driver's.
-    #[serde(default)]
     pub aliases: Vec<String>,
     /// `NVIDIA`, `AMD`, `Intel`.
     pub vendor: String,
@@ -84,8 +83,7 @@ pub struct Gpu {
 }
 
 /// Dense peaks of a GPU, TFLOP/s (10¹² a second). `None`: the hardware lacks it, or not known.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Peaks {
     /// FP32 without TF32, PyTorch's default for matrix products.
     pub fp32: Option<f64>,
@@ -96,6 +94,29 @@ pub struct Peaks {
 }
 
 impl Gpu {
+    fn read(row: Row<'_>) -> Self {
+        let tflops = row.row("tflops");
+        Self {
+            name: row.text("name"),
+            aliases: row.texts("aliases"),
+            vendor: row.text("vendor"),
+            arch: row.text("arch"),
+            class: row.text("class"),
+            compute_capability: row.text("compute_capability"),
+            bf16: row.flag("bf16"),
+            memory_gb: row.number("memory_gb").unwrap_or_default(),
+            tflops: Peaks { fp32: tflops.decimal("fp32"), fp16: tflops.decimal("fp16"), bf16: tflops.decimal("bf16") },
+            bandwidth_gbps: row.decimal("bandwidth_gbps"),
+            matmul_fraction: row.decimal("matmul_fraction"),
+            torch_total_gib: row.decimal("torch_total_gib"),
+            torch_total_source: row.position("torch_total_source"),
+            driver_total_mib: row.number("driver_total_mib"),
+            driver_total_source: row.position("driver_total_source"),
+            sources: row.positions("sources"),
+            note: row.position("note"),
+        }
+    }
+
     /// What a process can use at most: the total that PyTorch reports where it is known, else the driver's total less
     /// a stated reserve, else not known.
     #[must_use]
@@ -110,7 +131,7 @@ impl Gpu {
             });
         }
         let total = Bytes::mib(self.driver_total_mib?);
-        let policy = &CATALOGUE.meta.driver_reserve;
+        let policy = &CATALOGUE.driver_reserve;
         let reserve = scaled(total.get(), policy.share).min(Bytes::mib(policy.max_mib));
         Some(Sourced {
             bytes: total.saturating_sub(reserve),
@@ -151,7 +172,7 @@ fn scaled(whole: u64, share: f64) -> Bytes {
 }
 
 fn source(at: Option<usize>) -> &'static str {
-    at.and_then(|at| CATALOGUE.meta.sources.get(at)).map_or("source not recorded", String::as_str)
+    at.and_then(|at| CATALOGUE.sources.get(at)).map_or("source not recorded", String::as_str)
 }
 
 /// Every GPU, in the order they are offered.
@@ -163,17 +184,17 @@ pub fn gpus() -> &'static [Gpu] {
 /// The CUDA context assumed for a generation. A generation without a reading takes the largest of the table.
 #[must_use]
 pub fn assumed_context(arch: Option<&str>) -> Sourced {
-    let context = &CATALOGUE.meta.cuda_context;
-    let (mib, of) = match arch.and_then(|a| context.mib.get(a).map(|mib| (*mib, a))) {
+    let known = &CATALOGUE.context_mib;
+    let (mib, of) = match arch.and_then(|a| known.get(a)?.as_u64().map(|mib| (mib, a))) {
         Some((mib, arch)) => (mib, format!("CUDA context assumed for {arch}")),
         None => (
-            context.mib.values().copied().max().unwrap_or(0),
+            known.values().filter_map(Value::as_u64).max().unwrap_or(0),
             "CUDA context assumed: the largest of all generations, as this one has no reading".into(),
         ),
     };
     Sourced {
         bytes: Bytes::mib(mib),
-        provenance: Provenance { kind: ProvenanceKind::Assumed, source: format!("{of}. {}", context.source) },
+        provenance: Provenance { kind: ProvenanceKind::Assumed, source: format!("{of}. {}", CATALOGUE.context_source) },
     }
 }
 
@@ -229,6 +250,29 @@ mod tests {
     #[test]
     fn every_row_reads_and_has_a_source() {
         assert!(gpus().len() >= 60);
+        let file = Row::of(&FILE);
+        assert_eq!(file.misfits(&["meta", "gpus"], &[]), [""; 0]);
+        let meta = file.row("meta");
+        assert_eq!(meta.misfits(&["about", "driver_reserve", "cuda_context", "sources"], &[]), [""; 0]);
+        assert_eq!(meta.row("driver_reserve").misfits(&["share", "max_mib", "source"], &[]), [""; 0]);
+        assert_eq!(meta.row("cuda_context").misfits(&["mib", "source"], &[]), [""; 0]);
+        assert!(meta.row("cuda_context").object("mib").values().all(Value::is_u64));
+        for row in file.rows("gpus") {
+            let required =
+                ["name", "vendor", "arch", "class", "compute_capability", "bf16", "memory_gb", "tflops", "sources"];
+            let optional = [
+                "aliases",
+                "bandwidth_gbps",
+                "matmul_fraction",
+                "torch_total_gib",
+                "torch_total_source",
+                "driver_total_mib",
+                "driver_total_source",
+                "note",
+            ];
+            assert_eq!(row.misfits(&required, &optional), [""; 0], "{}", row.text("name"));
+            assert_eq!(row.row("tflops").misfits(&[], &["fp32", "fp16", "bf16"]), [""; 0], "{}", row.text("name"));
+        }
         for gpu in gpus() {
             assert!(gpu.sources().all(|s| s != "source not recorded"), "{}", gpu.name);
             assert!(gpu.sources().next().is_some(), "{}", gpu.name);
@@ -298,7 +342,7 @@ mod tests {
     /// The reserve is only honest if it is at least what every card loses whose two totals are known.
     #[test]
     fn the_stated_reserve_covers_every_row_with_both_totals() {
-        let policy = &CATALOGUE.meta.driver_reserve;
+        let policy = &CATALOGUE.driver_reserve;
         let mut compared = 0;
         for gpu in gpus() {
             if let (Some(torch), Some(driver)) = (gpu.torch_total_gib, gpu.driver_total_mib) {

@@ -2,62 +2,67 @@
 
 use std::sync::LazyLock;
 
-use serde::Deserialize;
 use serde_json::{Map, Value};
 
+use crate::data::{self, Row};
 use crate::issue::IssueKind;
 
+static FILE: LazyLock<Map<String, Value>> = LazyLock::new(|| data::file(include_str!("presets.json")));
+
 static DATA: LazyLock<Data> = LazyLock::new(|| {
-    #[expect(clippy::expect_used, reason = "built-in data, read by a test")]
-    serde_json::from_str(include_str!("presets.json")).expect("the built-in model presets are valid")
+    let file = Row::of(&FILE);
+    let preset = |row: Row<'static>| Preset {
+        name: row.text("name"),
+        hf_id: row.text("hf_id"),
+        params_total: row.number("params_total").unwrap_or_default(),
+        config: row.object("config"),
+        sources: row.positions("sources"),
+    };
+    let known = |row: Row<'_>| Known {
+        name: row.text("name"),
+        hf_id: row.text("hf_id"),
+        architecture: row.text("architecture"),
+    };
+    Data {
+        sources: file.row("meta").texts("sources"),
+        presets: file.rows("presets").map(preset).collect(),
+        known: file.rows("known").map(known).collect(),
+    }
 });
 
 /// The data file.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Debug)]
 struct Data {
-    meta: Meta,
+    sources: Vec<String>,
     presets: Vec<Preset>,
     known: Vec<Known>,
 }
 
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Meta {
-    #[serde(rename = "about")]
-    _about: String,
-    sources: Vec<String>,
-}
-
 /// A model whose configuration is built in.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Debug)]
 pub struct Preset {
     /// The name it is listed under.
     pub name: String,
     /// Its repository on the Hugging Face Hub; empty where it has none.
-    #[serde(default)]
     pub hf_id: String,
     /// Unique parameters, tied weights once; published or counted, not computed by this crate.
     pub params_total: u64,
     /// The fields of its `config.json`.
-    pub config: Map<String, Value>,
+    pub config: &'static Map<String, Value>,
     sources: Vec<usize>,
 }
 
 impl Preset {
     /// Where the configuration comes from.
     pub fn sources(&self) -> impl Iterator<Item = &'static str> {
-        self.sources.iter().filter_map(|&at| DATA.meta.sources.get(at)).map(String::as_str)
+        self.sources.iter().filter_map(|&at| DATA.sources.get(at)).map(String::as_str)
     }
 }
 
 /// A model that is known by name and whose family is not modelled.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Debug)]
 struct Known {
     name: String,
-    #[serde(default)]
     hf_id: String,
     architecture: String,
 }
@@ -101,6 +106,15 @@ mod tests {
     #[test]
     fn every_preset_is_found_by_its_names_and_has_a_source() {
         assert_eq!(presets().len(), 109);
+        let file = Row::of(&FILE);
+        assert_eq!(file.misfits(&["meta", "presets", "known"], &[]), [""; 0]);
+        assert_eq!(file.row("meta").misfits(&["about", "sources"], &[]), [""; 0]);
+        for row in file.rows("presets") {
+            assert_eq!(row.misfits(&["name", "params_total", "config", "sources"], &["hf_id"]), [""; 0]);
+        }
+        for row in file.rows("known") {
+            assert_eq!(row.misfits(&["name", "architecture"], &["hf_id"]), [""; 0]);
+        }
         for preset in presets() {
             assert_eq!(find(&preset.name).unwrap().name, preset.name);
             if !preset.hf_id.is_empty() {

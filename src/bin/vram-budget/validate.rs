@@ -135,7 +135,7 @@ fn of_import(path: &Path, imported: Imported) -> anyhow::Result<Outcome> {
 fn family(plan: &Plan) -> String {
     let config = match &plan.model {
         ModelSource::Config(config) => Some(config),
-        ModelSource::Preset(name) => vram_budget::model::presets::find(name).ok().map(|p| &p.config),
+        ModelSource::Preset(name) => vram_budget::model::presets::find(name).ok().map(|p| p.config),
     };
     let of = config.and_then(|c| c.get("model_type")).and_then(serde_json::Value::as_str);
     of.unwrap_or("unknown").to_owned()
