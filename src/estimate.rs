@@ -73,6 +73,8 @@ pub enum Note {
     RuleOfThumb,
     /// Steps with more micro-batches than are walked: the further ones are as the last one walked.
     MicroBatchesAlike,
+    /// Some of the optimizer's states lie in managed memory, which the figures do not count.
+    StatesPaged,
 }
 
 /// A plan whose model has been read and whose recipe has been checked.
@@ -216,6 +218,7 @@ pub fn estimate(plan: &Plan) -> Result<Estimate, Vec<Issue>> {
     let buffers = job.model.buffer_bytes(crate::step::train::weights_dtype(precision));
     readings.buffers = Bytes(buffers.into_iter().fold(0, u64::saturating_add));
     readings.params = readings.params.saturating_sub(readings.buffers);
+    readings.optimizer_state_host = crate::step::train::paged_states(job.model.as_ref(), &plan.recipe);
     let on_card = on_card(&walk, &config, &readings, &job.hardware);
     let quick = quick_of(plan, &job, precision)?;
     let tiers = tiers(&readings, &job.hardware, plan);
@@ -257,6 +260,9 @@ fn quick_of(plan: &Plan, job: &Job, precision: Precision) -> Result<Estimate, Ve
     }
     if plan.recipe.grad_accum > crate::step::train::MAX_WALKED_MICRO_BATCHES {
         notes.push(Note::MicroBatchesAlike);
+    }
+    if plan.recipe.optimizer.name.is_paged() {
+        notes.push(Note::StatesPaged);
     }
     Ok(Estimate {
         bill,
@@ -313,9 +319,10 @@ pub fn parameter_count(model: &dyn Model) -> u64 {
 
 fn sources(plan: &Plan) -> Sources {
     let Framework { pytorch, transformers, .. } = &plan.framework;
+    let library = plan.recipe.optimizer.name.library();
     Sources {
         weights: Provenance { kind: ProvenanceKind::Exact, source: "sizes of the parameters, from the config".into() },
-        states: modelled(format!("torch.optim, PyTorch {pytorch}")),
+        states: modelled(format!("{library}, PyTorch {pytorch}")),
         autograd: modelled(format!("PyTorch {pytorch} eager, transformers {transformers}")),
     }
 }

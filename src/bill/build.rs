@@ -179,9 +179,9 @@ fn highest_moments(walk: &Walk, step: &core::ops::Range<usize>) -> [usize; 4] {
         if let Event::Enter(entered) = event {
             instant = *entered;
         }
-        // Only an allocation can be a new height.
+        // Only an allocation can be a new height, and what a phase begins with.
         if at >= step.start
-            && matches!(event, Event::Alloc(_))
+            && matches!(event, Event::Alloc(_) | Event::Enter(_))
             && let Some(total) = live.total()
             && total > best[instant as usize].0
         {

@@ -134,7 +134,11 @@ impl Runs {
     fn of(plan: &Plan, walk: Walk<'_>) -> Result<Self, Vec<Issue>> {
         let candidates = match plan.recipe.precision {
             Some(given) => vec![given],
-            None => Precision::ALL.into_iter().filter(|p| *p != Precision::RuleOfThumb).collect(),
+            // FP16 without a scaler is nothing that one does without knowing.
+            None => {
+                let guessed = |p: &Precision| !matches!(p, Precision::RuleOfThumb | Precision::PureFp16);
+                Precision::ALL.into_iter().filter(guessed).collect()
+            }
         };
         let mut runs = Vec::new();
         for precision in candidates {

@@ -268,7 +268,9 @@ fn remedies_are_priced_by_walking_again_and_ordered() {
             (RemedyId::SmallerMicroBatch, 6, VerdictKind::DoesNotFit),
             (RemedyId::FusedOptimizer, 2, VerdictKind::DoesNotFit),
             (RemedyId::ExpandableSegments, 0, VerdictKind::DoesNotFit),
+            (RemedyId::OptimizerInBackward, 0, VerdictKind::DoesNotFit),
             (RemedyId::PureBf16, 6, VerdictKind::DoesNotFit),
+            (RemedyId::EightBitOptimizer, 0, VerdictKind::DoesNotFit),
             (RemedyId::ShorterSequence, 0, VerdictKind::DoesNotFit),
             (RemedyId::LargerGpu, 0, VerdictKind::Fits),
         ]
@@ -300,7 +302,11 @@ fn the_micro_batch_shrinks_only_as_far_as_it_must() {
 fn a_remedy_in_place_is_not_offered_again() {
     let mut done = plan(20);
     done.recipe.checkpointing = Checkpointing::Full;
-    done.recipe.optimizer.implementation = Some(OptimizerImpl::Fused);
+    done.recipe.optimizer = crate::recipe::Optimizer {
+        name: crate::recipe::OptimizerName::AdamW8bit,
+        in_backward: true,
+        ..crate::recipe::Optimizer::default()
+    };
     done.recipe.attention = Some(Attention::Sdpa);
     done.recipe.precision = Some(Precision::PureBf16);
     done.recipe.seq_len = 200;

@@ -91,8 +91,8 @@ fn recipe(raw: Map<String, Value>, issues: &mut Vec<Issue>) -> Recipe {
     for (key, value) in raw {
         match (key.as_str(), value) {
             (_, Value::Null) => {}
-            // What is run twice is the first step and a steady one, which is what a walk shows.
-            ("steps", Value::Number(n)) if n.as_u64() == Some(2) => {}
+            // The first step and a steady one are what a walk shows, however many are run.
+            ("steps", Value::Number(n)) if n.as_u64().is_some_and(|n| n >= 2) => {}
             ("optimizer", Value::Object(options)) => {
                 known.insert(key, Value::Object(optimizer(options, issues)));
             }
@@ -116,6 +116,8 @@ fn recipe(raw: Map<String, Value>, issues: &mut Vec<Issue>) -> Recipe {
 fn optimizer(options: Map<String, Value>, issues: &mut Vec<Issue>) -> Map<String, Value> {
     options
         .into_iter()
+        // What scales the update changes nothing in memory.
+        .filter(|(key, value)| key != "scale" && !value.is_null())
         .filter(|(key, value)| {
             let one = Map::from_iter([(key.clone(), value.clone())]);
             let modelled = serde_json::from_value::<Optimizer>(Value::Object(one)).is_ok();
@@ -179,6 +181,7 @@ fn readings(result: &Map<String, Value>) -> Vec<Reading> {
         ReadingName::Params,
         ReadingName::Base,
         ReadingName::OptimizerState,
+        ReadingName::OptimizerStateHost,
         ReadingName::MaxAllocated,
         ReadingName::MaxReserved,
     ] {
@@ -204,7 +207,10 @@ fn readings(result: &Map<String, Value>) -> Vec<Reading> {
 /// The highest of a step's peaks, over every micro-batch.
 fn peak_of(step: &Map<String, Value>) -> Option<i64> {
     let peaks = |object: &Map<String, Value>| {
-        ["forward_peak", "backward_peak", "step_peak"].iter().filter_map(|key| object.get(*key)?.as_i64()).max()
+        ["forward_peak", "backward_peak", "step_peak", "ema_peak"]
+            .iter()
+            .filter_map(|key| object.get(*key)?.as_i64())
+            .max()
     };
     let micro = step.get("micro").and_then(Value::as_array).into_iter().flatten();
     micro.filter_map(|m| peaks(m.as_object()?)).chain(peaks(step)).max()

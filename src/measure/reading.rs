@@ -134,6 +134,8 @@ pub enum StepReading {
     StepPeak,
     /// After `optimizer.step()`.
     AfterStep,
+    /// Highest while the weights' average is updated.
+    EmaPeak,
     /// After `zero_grad()`.
     AfterZeroGrad,
     /// The gradients' bytes.
@@ -153,6 +155,8 @@ pub enum ReadingName {
     Step(Which, StepReading),
     /// The optimizer's states.
     OptimizerState,
+    /// The optimizer's states in host or managed memory.
+    OptimizerStateHost,
     /// Highest allocated over the run.
     MaxAllocated,
     /// Highest reserved over the run.
@@ -175,7 +179,7 @@ impl Which {
 
 impl StepReading {
     /// All of them, in the order of a step.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::Base,
         Self::Inputs,
         Self::ForwardDelta,
@@ -187,6 +191,7 @@ impl StepReading {
         Self::StepDelta,
         Self::StepPeak,
         Self::AfterStep,
+        Self::EmaPeak,
         Self::AfterZeroGrad,
         Self::Grads,
         Self::Peak,
@@ -207,6 +212,7 @@ impl StepReading {
             Self::StepDelta => "step_delta",
             Self::StepPeak => "step_peak",
             Self::AfterStep => "after_step",
+            Self::EmaPeak => "ema_peak",
             Self::AfterZeroGrad => "after_zero_grad",
             Self::Grads => "grads",
             Self::Peak => "peak",
@@ -227,6 +233,7 @@ impl ReadingName {
         let of_steps = Which::ALL.into_iter().flat_map(|w| StepReading::ALL.into_iter().map(move |r| Self::Step(w, r)));
         [Self::Params, Self::Base].into_iter().chain(of_steps).chain([
             Self::OptimizerState,
+            Self::OptimizerStateHost,
             Self::MaxAllocated,
             Self::MaxReserved,
         ])
@@ -246,6 +253,7 @@ impl fmt::Display for ReadingName {
             Self::Base => f.write_str("base"),
             Self::Step(which, reading) => write!(f, "{}.{}", which.name(), reading.name()),
             Self::OptimizerState => f.write_str("optimizer_state"),
+            Self::OptimizerStateHost => f.write_str("optimizer_state_host"),
             Self::MaxAllocated => f.write_str("max_allocated"),
             Self::MaxReserved => f.write_str("max_reserved"),
         }

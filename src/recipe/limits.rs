@@ -1,7 +1,7 @@
 //! The ranges within which a recipe is walked, and the checks that need no model.
 
 use crate::issue::{Issue, IssueKind};
-use crate::recipe::{MAX_LORA_RANK, OptimizerImpl, OptimizerName, Precision, Recipe};
+use crate::recipe::{MAX_LORA_RANK, OptimizerName, Precision, Recipe};
 
 /// The most sequences per micro-batch.
 pub const MAX_MICRO_BATCH: u64 = 1 << 20;
@@ -39,32 +39,65 @@ impl Recipe {
                 issues.push(Issue::new("recipe.lora", IssueKind::NotModelled { what }));
             }
         }
-        if !self.optimizer.momentum.is_finite() || self.optimizer.momentum < 0.0 {
-            let expected = "a number that is not negative".into();
-            let found = self.optimizer.momentum.to_string();
-            issues.push(Issue::new("recipe.optimizer.momentum", IssueKind::NotA { expected, found }));
-        }
         if let Some(norm) = self.clip_grad
             && !(norm.is_finite() && norm > 0.0)
         {
             let expected = "a number above 0".into();
             issues.push(Issue::new("recipe.clip_grad", IssueKind::NotA { expected, found: norm.to_string() }));
         }
-        let fused_sgd =
-            self.optimizer.name == OptimizerName::Sgd && self.optimizer.implementation == Some(OptimizerImpl::Fused);
-        if fused_sgd {
-            issues.push(Issue::new("recipe.optimizer.impl", IssueKind::NotModelled { what: "the fused SGD".into() }));
+        issues.extend(self.optimizer_issues());
+        issues
+    }
+
+    /// What is wrong with the optimizer, and with it in this recipe.
+    fn optimizer_issues(&self) -> Vec<Issue> {
+        let optimizer = &self.optimizer;
+        let mut issues = Vec::new();
+        let mut add = |field: &str, kind: IssueKind| issues.push(Issue::new(format!("recipe.optimizer.{field}"), kind));
+        let not_modelled = |what: &str| IssueKind::NotModelled { what: what.into() };
+        if !optimizer.momentum.is_finite() || optimizer.momentum < 0.0 {
+            let expected = "a number that is not negative".into();
+            add("momentum", IssueKind::NotA { expected, found: optimizer.momentum.to_string() });
         }
-        if self.optimizer.name == OptimizerName::Adafactor
-            && self.optimizer.implementation == Some(OptimizerImpl::Fused)
+        if optimizer.nesterov && optimizer.name == OptimizerName::Sgd && optimizer.momentum == 0.0 {
+            let expected = "a momentum above 0 with Nesterov".into();
+            add("momentum", IssueKind::NotA { expected, found: "0".into() });
+        }
+        if let Some(rank) = optimizer.rank
+            && !(1..=MAX_LORA_RANK).contains(&rank)
         {
-            let expected = "foreach or forloop: torch.optim.Adafactor has no fused implementation".into();
-            let kind = IssueKind::NotA { expected, found: "fused".into() };
-            issues.push(Issue::new("recipe.optimizer.impl", kind));
+            add("rank", IssueKind::OutOfRange { min: 1, max: MAX_LORA_RANK, found: rank.to_string() });
         }
-        if self.precision == Some(Precision::Bf16Master) && self.clip_grad.is_some() {
-            let what = "clipping of FP32 main gradients".to_owned();
-            issues.push(Issue::new("recipe.clip_grad", IssueKind::NotModelled { what }));
+        let offered = optimizer.name.implementations();
+        if optimizer.implementation.is_some_and(|chosen| !offered.is_empty() && !offered.contains(&chosen)) {
+            let expected = format!("foreach or forloop: {} has no fused implementation", optimizer.name.name());
+            add("impl", IssueKind::NotA { expected, found: "fused".into() });
+        }
+        let split = optimizer.name == OptimizerName::Muon || optimizer.name.projects();
+        if optimizer.in_backward {
+            if split {
+                add("in_backward", not_modelled("an optimizer of its own for each weight with Muon, GaLore or APOLLO"));
+            }
+            if self.clip_grad.is_some() {
+                add("in_backward", not_modelled("clipping with the optimizer in backward: no gradients are left"));
+            }
+            if self.grad_accum > 1 {
+                add("in_backward", not_modelled("accumulation with the optimizer in backward"));
+            }
+            if self.precision == Some(Precision::AmpFp16) {
+                add("in_backward", not_modelled("a gradient scaler with the optimizer in backward"));
+            }
+        }
+        if self.precision == Some(Precision::Bf16Master)
+            && (optimizer.in_backward
+                || split
+                || optimizer.embeddings_32bit
+                || optimizer.name == OptimizerName::AdamMini)
+        {
+            add("name", not_modelled("this optimizer over FP32 master weights"));
+        }
+        if self.precision == Some(Precision::AmpFp16) && optimizer.name == OptimizerName::Muon {
+            add("name", not_modelled("Muon with a gradient scaler"));
         }
         issues
     }

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 pub use adapter::{Lora, MAX_LORA_RANK};
 pub use limits::{MAX_GRAD_ACCUM, MAX_MICRO_BATCH, MAX_SEQ_LEN};
-pub use optimizer::{Optimizer, OptimizerImpl, OptimizerName};
+pub use optimizer::{Optimizer, OptimizerImpl, OptimizerName, ScaleType};
 
 /// A training recipe for one GPU. Field names and values are those of the reference cases.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -40,6 +40,9 @@ pub struct Recipe {
     /// Low-rank adapters over frozen weights; `None`: every weight is trained.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lora: Option<Lora>,
+    /// An averaged copy of the weights, updated after every step; `None`: there is none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ema: Option<Ema>,
     /// Gradient clipping by norm: the largest norm, or `None`.
     pub clip_grad: Option<f64>,
     /// Whether the model's outputs (logits) stay alive through backward, as when a loop keeps `outputs` in a variable.
@@ -61,6 +64,7 @@ impl Default for Recipe {
             dec_seq: None,
             grad_accum: 1,
             lora: None,
+            ema: None,
             clip_grad: None,
             keep_outputs: false,
             zero_grad: ZeroGrad::None,
@@ -81,6 +85,8 @@ pub enum Precision {
     AmpFp16,
     /// BF16 weights, gradients and states: 2 + 2 + 4.
     PureBf16,
+    /// FP16 weights, gradients and states, without a gradient scaler: 2 + 2 + 4.
+    PureFp16,
     /// BF16 weights with FP32 master weights and FP32 main gradients, as Megatron-LM: 2 + 4 + 4 + 8.
     Bf16Master,
     /// The articles' rule of thumb, parameters × (2 + 2 + 8): what readers know, not what a framework holds.
@@ -89,8 +95,8 @@ pub enum Precision {
 
 impl Precision {
     /// Every recipe, in the order they are offered.
-    pub const ALL: [Self; 6] =
-        [Self::AmpBf16, Self::PureBf16, Self::Fp32, Self::AmpFp16, Self::Bf16Master, Self::RuleOfThumb];
+    pub const ALL: [Self; 7] =
+        [Self::AmpBf16, Self::PureBf16, Self::Fp32, Self::AmpFp16, Self::Bf16Master, Self::PureFp16, Self::RuleOfThumb];
 
     /// The name in documents and on the command line.
     #[must_use]
@@ -100,6 +106,7 @@ impl Precision {
             Self::AmpBf16 => "amp_bf16",
             Self::AmpFp16 => "amp_fp16",
             Self::PureBf16 => "pure_bf16",
+            Self::PureFp16 => "pure_fp16",
             Self::Bf16Master => "bf16_master",
             Self::RuleOfThumb => "rule_of_thumb",
         }
@@ -142,6 +149,19 @@ pub enum Checkpointing {
     None,
     /// Each layer keeps its input and is run again in backward (non-reentrant).
     Full,
+}
+
+/// How an averaged copy of the weights (exponential moving average) is held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum Ema {
+    /// `torch.optim.swa_utils.AveragedModel`: a copy of the whole model, buffers and frozen weights included.
+    Same,
+    /// Of the trained weights, in FP32.
+    Float32,
+    /// Of the trained weights, in BF16.
+    Bfloat16,
 }
 
 /// What `optimizer.zero_grad` does with gradients.

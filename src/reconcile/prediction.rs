@@ -39,18 +39,25 @@ impl From<&Readings> for Prediction {
             (ReadingName::MaxAllocated, signed(readings.max_allocated)),
             (ReadingName::MaxReserved, signed(readings.max_reserved)),
         ]);
+        if readings.optimizer_state_host > Bytes::ZERO {
+            all.insert(ReadingName::OptimizerStateHost, signed(readings.optimizer_state_host));
+        }
         for (which, step) in [(Which::First, readings.first()), (Which::Steady, readings.steady())] {
             let Some(step) = step else { continue };
-            all.extend(StepReading::ALL.map(|reading| (ReadingName::Step(which, reading), of_step(step, reading))));
+            all.extend(
+                StepReading::ALL
+                    .into_iter()
+                    .filter_map(|reading| Some((ReadingName::Step(which, reading), of_step(step, reading)?))),
+            );
         }
         Self(all)
     }
 }
 
 /// With accumulation, the readings of forward and backward are the first micro-batch's, as in the measured cases.
-fn of_step(step: &StepReadings, reading: StepReading) -> i64 {
+fn of_step(step: &StepReadings, reading: StepReading) -> Option<i64> {
     let forward_end = signed(step.base) + step.forward_delta;
-    match reading {
+    Some(match reading {
         StepReading::Base => signed(step.base),
         StepReading::Inputs => signed(step.inputs),
         StepReading::ForwardDelta => step.forward_delta,
@@ -62,14 +69,16 @@ fn of_step(step: &StepReadings, reading: StepReading) -> i64 {
         StepReading::StepDelta => step.step_delta,
         StepReading::StepPeak => signed(step.step_peak),
         StepReading::AfterStep => signed(step.after_step),
+        StepReading::EmaPeak => signed(step.ema_peak?),
         StepReading::AfterZeroGrad => signed(step.after_zero_grad),
         StepReading::Grads => signed(step.grads),
         StepReading::Peak => {
             let micro = step.micro.iter().flat_map(|m| [m.forward_peak, m.backward_peak]);
-            let peaks = [step.forward_peak, step.backward_peak, step.step_peak].into_iter().chain(micro);
+            let peaks =
+                [step.forward_peak, step.backward_peak, step.step_peak].into_iter().chain(step.ema_peak).chain(micro);
             signed(peaks.max().unwrap_or_default())
         }
-    }
+    })
 }
 
 /// A byte count of a walk, which is far below 2⁶³.

@@ -24,14 +24,23 @@ pub struct Edge {
     pub(crate) output: u8,
 }
 
+/// What a hook does with a gradient as soon as it is there (`register_post_accumulate_grad_hook`); it drops it then.
+type Hook = Box<dyn FnMut(&Tape)>;
+
 /// A parameter's gradient.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct Gradient {
     pub(crate) tensor: RefCell<Option<Tensor>>,
-    /// A hook adds each gradient to an FP32 main gradient as soon as it is there and drops it (Megatron-LM).
-    pub(crate) handed_on: Cell<bool>,
+    /// Megatron-LM adds each gradient to an FP32 main gradient; an optimizer in backward takes its step.
+    pub(crate) hook: RefCell<Option<Hook>>,
     /// Whether it is the gradient of an activation that was made a leaf, not of a parameter.
     pub(crate) of_activation: Cell<bool>,
+}
+
+impl fmt::Debug for Gradient {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Gradient").field(&self.tensor).finish()
+    }
 }
 
 /// One operation's backward.
@@ -282,8 +291,9 @@ fn gather(tape: &Tape, gathers: &Gradient, mut inputs: Grads, shape: &Shape) {
     if !gathers.of_activation.get() {
         tape.becomes(&kept, Part::Gradients);
     }
-    if !gathers.handed_on.get() {
-        *gathers.tensor.borrow_mut() = Some(kept);
+    match &mut *gathers.hook.borrow_mut() {
+        Some(hook) => hook(tape),
+        None => *gathers.tensor.borrow_mut() = Some(kept),
     }
 }
 

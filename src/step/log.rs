@@ -45,6 +45,8 @@ pub enum Mark {
     ClipEnd,
     /// `optimizer.step()` is over.
     StepEnd,
+    /// The averaged copy of the weights is updated.
+    EmaEnd,
     /// Gradients are dropped, the loop's variables too.
     ZeroGradEnd,
 }

@@ -26,6 +26,9 @@ pub struct StepReadings {
     pub step_peak: Bytes,
     /// After the optimizer step.
     pub after_step: Bytes,
+    /// The peak of the update of the weights' average, where there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ema_peak: Option<Bytes>,
     /// After `zero_grad` and the end of the loop's variables.
     pub after_zero_grad: Bytes,
     /// The gradients' own bytes.
@@ -73,6 +76,9 @@ pub struct Readings {
     pub steps: Vec<StepReadings>,
     /// The optimizer's states after the last step, in requested bytes.
     pub optimizer_state: Bytes,
+    /// The optimizer's states in managed memory.
+    #[serde(default)]
+    pub optimizer_state_host: Bytes,
     /// The most requested at once.
     pub max_requested: Bytes,
     /// The most allocated at once.

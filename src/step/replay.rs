@@ -157,13 +157,18 @@ impl Run<'_> {
             Mark::StepEnd => {
                 let (peak, before) = (self.note(), self.last);
                 let grads = part(&self.live, Part::Gradients);
-                self.out.optimizer_state = part(&self.live, Part::States);
+                self.out.optimizer_state = self.optimizer_state();
                 self.step(|s| {
                     s.step_peak = peak;
                     s.step_delta = difference(now, before);
                     s.after_step = now;
                     s.grads = grads;
                 });
+                self.reset();
+            }
+            Mark::EmaEnd => {
+                let peak = self.note();
+                self.step(|s| s.ema_peak = Some(peak));
             }
             Mark::ZeroGradEnd => {
                 let stats = self.allocator.stats();
@@ -175,6 +180,15 @@ impl Run<'_> {
                 });
             }
         }
+    }
+
+    /// What the optimizer holds itself: no master weights, scaler or averaged copy.
+    fn optimizer_state(&self) -> Bytes {
+        let tensors = self.walk.tensors.iter().zip(&self.parts).zip(&self.blocks);
+        tensors
+            .filter(|((info, part), block)| **part == Part::States && block.is_some() && info.scope == "optimizer")
+            .map(|((info, _), _)| info.bytes)
+            .sum()
     }
 
     fn step(&mut self, change: impl FnOnce(&mut StepReadings)) {

@@ -86,8 +86,22 @@ pub(crate) struct Leaf {
     pub(crate) grad: Rc<Gradient>,
     /// Whether it is trained. Adapters freeze the weights beneath them after the model is built.
     pub(crate) frozen: Cell<bool>,
+    /// Whether it is a table or the output head, which some optimizers treat apart.
+    pub(crate) table: Cell<Table>,
     /// The pair that runs beside this linear weight.
     pub(crate) adapter: RefCell<Option<Rc<Adapter>>>,
+}
+
+/// What a matrix is besides a linear layer's weight.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Table {
+    /// Nothing else.
+    #[default]
+    No,
+    /// The weight of an `nn.Embedding`.
+    Embedding,
+    /// The weight of the output head.
+    Head,
 }
 
 /// A low-rank pair: A [r, in] and B [out, r].
@@ -133,6 +147,7 @@ impl Tensor {
             accumulate,
             grad,
             frozen: Cell::new(false),
+            table: Cell::default(),
             adapter: RefCell::default(),
         });
         Self(Rc::new(Impl {

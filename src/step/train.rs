@@ -4,20 +4,22 @@
 //! the loss and the batch live until they are reassigned. The first step creates the optimizer's states, the second is
 //! the steady one.
 
+use core::cell::RefCell;
 use std::rc::Rc;
 
 use crate::bill::{Instant, Part};
-use crate::model::family::{Built, Model, Run};
+use crate::model::family::{Built, Model, Parameter, Run};
 use crate::plan::Framework;
 use crate::recipe::optimizer::Slots;
-use crate::recipe::{Checkpointing, OptimizerImpl, Precision, Recipe, ZeroGrad};
+use crate::recipe::{Checkpointing, Ema, OptimizerImpl, Precision, Recipe, ZeroGrad};
 use crate::step::adapters;
 use crate::step::autograd::{Gradient, backward};
 use crate::step::log::{Event, Mark, TensorInfo};
 use crate::step::repeat::{WALKED_LAYERS, expand};
-use crate::step::shape::{Dim, Shape};
+use crate::step::shape::{Dim, Shape, Symbol};
 use crate::step::tape::{Device, Tape};
-use crate::step::tensor::{Dtype, Tensor};
+use crate::step::tensor::{Dtype, Table, Tensor};
+use crate::units::Bytes;
 
 /// The events of a walk and the storages they are about.
 #[derive(Clone, Debug, PartialEq)]
@@ -136,6 +138,7 @@ impl Whole {
 pub(crate) const fn weights_dtype(precision: Precision) -> Dtype {
     match precision {
         Precision::PureBf16 | Precision::Bf16Master => Dtype::Bf16,
+        Precision::PureFp16 => Dtype::F16,
         _ => Dtype::F32,
     }
 }
@@ -152,6 +155,11 @@ fn run(
     let tape = Tape::new(Device { workspace_kept: framework.workspace_kept(), ..device });
     let weights = weights_dtype(precision);
     let built = model.build(&tape, weights);
+    for (w, table) in built.weights().iter().zip(tables(&model.parameters())) {
+        if let Some(leaf) = w.leaf() {
+            leaf.table.set(table);
+        }
+    }
     let after = if built.holds_buffers() { Vec::new() } else { model.buffer_bytes(weights) };
     let buffers: Vec<Tensor> = after
         .into_iter()
@@ -165,9 +173,11 @@ fn run(
         }
     };
     let mut job = Loop::new(&tape, built.as_ref(), &trained, whole, recipe, precision);
+    job.construct_optimizer();
+    job.copy_weights(model);
     if steps == Steps::Steady {
         job.most_micro_batches = MAX_SUMMED_MICRO_BATCHES;
-        job.run_optimizer();
+        job.create_states();
         job.create_scaler();
     }
     tape.empty_cache();
@@ -176,6 +186,7 @@ fn run(
         job.step();
     }
     job.step();
+    job.remove_hooks();
     drop(job);
     if tape.0.log.overflowed() {
         return Err(TooLarge);
@@ -186,6 +197,32 @@ fn run(
     drop(built);
     tape.drop_workspaces();
     Ok(Walk { events, tensors, repeats: 0 })
+}
+
+/// What each parameter of the model is: a table, the output head, or neither.
+fn tables(parameters: &[Parameter]) -> impl Iterator<Item = Table> {
+    let of_vocabulary = |p: &Parameter| p.shape.rank() == 2 && p.shape.dims()[0].sym == Dim::named(1, Symbol::V).sym;
+    // The first one looks words up, and is the head too where that is tied to it.
+    let words = parameters.iter().position(of_vocabulary);
+    parameters.iter().enumerate().map(move |(at, p)| match of_vocabulary(p) {
+        _ if p.shape.rank() == 2 && p.lookup_only => Table::Embedding,
+        true if words == Some(at) => Table::Embedding,
+        true => Table::Head,
+        false => Table::No,
+    })
+}
+
+/// The optimizer's states in managed memory, which no device allocation shows.
+#[must_use]
+pub fn paged_states(model: &dyn Model, recipe: &Recipe) -> Bytes {
+    let parameters = model.parameters();
+    let of = |shape: &Shape, table: Table| {
+        recipe.optimizer.paged_bytes(shape.numel().unwrap_or(0), table == Table::Embedding)
+    };
+    Bytes(match &recipe.lora {
+        None => parameters.iter().zip(tables(&parameters)).map(|(p, table)| of(&p.shape, table)).sum(),
+        lora => adapters::trained_shapes(model, lora.as_ref()).iter().map(|shape| of(shape, Table::No)).sum(),
+    })
 }
 
 /// A job between steps.
@@ -200,8 +237,14 @@ struct Loop<'a> {
     most_micro_batches: u64,
     run: Run,
     slots: Slots,
+    /// Each weight's own, where its optimizer steps in backward.
+    own_slots: Vec<Rc<RefCell<Slots>>>,
     /// Megatron-style FP32 master weights and main gradients.
     master: Option<Master>,
+    /// The averaged copy of the weights.
+    average: Vec<Tensor>,
+    /// Whether it has been updated.
+    averaged: bool,
     /// The gradient scaler's scale and growth tracker, created at first use.
     scaler: Option<[Tensor; 2]>,
     batch: Option<Vec<Tensor>>,
@@ -235,11 +278,11 @@ impl<'a> Loop<'a> {
                     w.enter_layer(tape);
                     Tensor::leaf_of(tape, 0, *w.shape(), Dtype::F32, part, op)
                 };
-                model.weights().iter().map(copy).collect()
+                trained.iter().map(copy).collect()
             };
             let weights = of(Part::States, "master weight");
-            for leaf in model.weights().iter().filter_map(Tensor::leaf) {
-                leaf.grad.handed_on.set(true);
+            for leaf in trained.iter().filter_map(Tensor::leaf) {
+                *leaf.grad.hook.borrow_mut() = Some(Box::new(|_| {}));
             }
             let gradients = of(Part::Gradients, "main gradient");
             tape.set_layer(0);
@@ -255,7 +298,10 @@ impl<'a> Loop<'a> {
             most_micro_batches: MAX_WALKED_MICRO_BATCHES,
             run: Run::new(tape, recipe),
             slots: Slots::new(),
+            own_slots: Vec::new(),
             master,
+            average: Vec::new(),
+            averaged: false,
             scaler: None,
             batch: None,
             loss: None,
@@ -265,12 +311,110 @@ impl<'a> Loop<'a> {
         }
     }
 
+    /// What the optimizer's weights are: the FP32 masters where there are such.
+    fn optimized(&self) -> &[Tensor] {
+        self.master.as_ref().map_or(self.trained, |master| &master.weights)
+    }
+
+    /// Makes the optimizer, or one for each weight with the hook that steps it in backward.
+    fn construct_optimizer(&mut self) {
+        let optimizer = self.recipe.optimizer;
+        if optimizer.in_backward {
+            for w in self.trained {
+                let own = Rc::new(RefCell::new(Slots::new()));
+                let of = core::slice::from_ref(w);
+                self.tape.scope("optimizer", || optimizer.construct(self.tape, of, &mut own.borrow_mut()));
+                self.own_slots.push(own.clone());
+                let param = w.clone();
+                if let Some(leaf) = w.leaf() {
+                    *leaf.grad.hook.borrow_mut() = Some(Box::new(move |tape| {
+                        tape.scope("optimizer", || {
+                            optimizer.step(tape, core::slice::from_ref(&param), &mut own.borrow_mut());
+                        });
+                    }));
+                }
+            }
+        } else {
+            let mut slots = core::mem::take(&mut self.slots);
+            self.tape.scope("optimizer", || optimizer.construct(self.tape, self.optimized(), &mut slots));
+            self.slots = slots;
+        }
+        self.tape.set_layer(0);
+    }
+
+    /// A hook holds its weight, which holds the hook.
+    fn remove_hooks(&self) {
+        for leaf in self.trained.iter().filter_map(Tensor::leaf) {
+            leaf.grad.hook.take();
+        }
+    }
+
+    /// The averaged copy of the weights, where the recipe has one.
+    fn copy_weights(&mut self, model: &dyn Model) {
+        let Some(ema) = self.recipe.ema else { return };
+        let t = self.tape;
+        let copy = |w: &Tensor, dtype: Dtype| {
+            w.enter_layer(t);
+            t.empty(*w.shape(), dtype, Part::States, "averaged weight")
+        };
+        self.average = t.scope("average", || match ema {
+            Ema::Float32 => self.trained.iter().map(|w| copy(w, Dtype::F32)).collect(),
+            Ema::Bfloat16 => self.trained.iter().map(|w| copy(w, Dtype::Bf16)).collect(),
+            Ema::Same => {
+                let adapters = self.trained.iter().filter(|_| self.recipe.lora.is_some());
+                let mut all: Vec<Tensor> =
+                    self.model.weights().iter().chain(adapters).map(|w| copy(w, w.dtype())).collect();
+                t.set_layer(0);
+                let buffers = model.buffer_bytes(weights_dtype(self.precision));
+                let of = |n: u64| t.empty(Shape::new(&[Dim::plain(n)]), Dtype::U8, Part::States, "buffer");
+                all.extend(buffers.into_iter().map(of));
+                all
+            }
+        });
+        t.set_layer(0);
+    }
+
+    /// Brings the average up to date: one weight after the other is cast, or none (`torch._foreach_lerp_`).
+    fn update_average(&mut self) {
+        let dtype = match self.recipe.ema {
+            None => return,
+            Some(Ema::Same) => None,
+            Some(Ema::Float32) => Some(Dtype::F32),
+            Some(Ema::Bfloat16) => Some(Dtype::Bf16),
+        };
+        let t = self.tape;
+        // The count of averaged models goes to the device, from the second update on.
+        let counts = dtype.is_none() && core::mem::replace(&mut self.averaged, true);
+        drop(counts.then(|| t.scalar(Dtype::I64, "number averaged")));
+        for w in self.trained {
+            if let Some(dtype) = dtype.filter(|d| *d != w.dtype()) {
+                w.enter_layer(t);
+                drop(t.temp(*w.shape(), dtype, "cast weight"));
+            }
+        }
+        t.set_layer(0);
+        t.mark(Mark::EmaEnd);
+    }
+
     /// The optimizer's own step; the first one creates its states.
     fn run_optimizer(&mut self) {
-        self.tape.scope("optimizer", || match &self.master {
-            Some(master) => self.recipe.optimizer.step(self.tape, &master.weights, &mut self.slots),
-            None => self.recipe.optimizer.step(self.tape, self.trained, &mut self.slots),
-        });
+        if self.recipe.optimizer.in_backward {
+            return;
+        }
+        let mut slots = core::mem::take(&mut self.slots);
+        self.tape.scope("optimizer", || self.recipe.optimizer.step(self.tape, self.optimized(), &mut slots));
+        self.slots = slots;
+        self.tape.set_layer(0);
+    }
+
+    /// Creates the optimizer's states before the first step that is looked at.
+    fn create_states(&mut self) {
+        self.averaged = true;
+        self.run_optimizer();
+        for (w, own) in self.trained.iter().zip(&self.own_slots) {
+            let of = core::slice::from_ref(w);
+            self.tape.scope("optimizer", || self.recipe.optimizer.step(self.tape, of, &mut own.borrow_mut()));
+        }
         self.tape.set_layer(0);
     }
 
@@ -300,6 +444,9 @@ impl<'a> Loop<'a> {
         t.enter(Instant::Step);
         t.scope("optimizer", || self.update());
         t.mark(Mark::StepEnd);
+        let before = t.set_scope("average");
+        self.update_average();
+        t.set_scope(before);
         self.zero_grad();
         t.mark(Mark::ZeroGradEnd);
     }

@@ -86,6 +86,7 @@ impl Catalogue for English {
             Precision::AmpBf16 => "AMP, autocast to BF16",
             Precision::AmpFp16 => "AMP, autocast to FP16",
             Precision::PureBf16 => "Pure BF16, as loaded",
+            Precision::PureFp16 => "Pure FP16, no scaler",
             Precision::Bf16Master => "BF16 with FP32 master weights",
             Precision::RuleOfThumb => "Rule of thumb, 12 bytes per parameter",
         }
@@ -101,6 +102,9 @@ impl Catalogue for English {
                 "FP32 weights under torch.autocast with a gradient scaler: 4 + 4 + 8 bytes per parameter with AdamW, and FP16 copies of the linear weights through backward."
             }
             Precision::PureBf16 => "Weights, gradients and states in BF16: 2 + 2 + 4 bytes per parameter with AdamW.",
+            Precision::PureFp16 => {
+                "Weights, gradients and states in FP16 without a gradient scaler: 2 + 2 + 4 bytes per parameter with AdamW. Small gradients become zero."
+            }
             Precision::Bf16Master => {
                 "BF16 weights, FP32 main gradients and FP32 master weights, as Megatron-LM: 2 + 4 + 4 + 8 bytes per parameter with AdamW."
             }
@@ -118,6 +122,27 @@ impl Catalogue for English {
             OptimizerName::Adafactor => "Adafactor (PyTorch)",
             OptimizerName::AdafactorHf => "Adafactor (transformers)",
             OptimizerName::AdamW8bit => "AdamW 8-bit (bitsandbytes)",
+            OptimizerName::AdamW32bit => "AdamW 32-bit (bitsandbytes)",
+            OptimizerName::PagedAdamW8bit => "AdamW 8-bit, paged (bitsandbytes)",
+            OptimizerName::PagedAdamW32bit => "AdamW 32-bit, paged (bitsandbytes)",
+            OptimizerName::Lion => "Lion (bitsandbytes)",
+            OptimizerName::Lion8bit => "Lion 8-bit (bitsandbytes)",
+            OptimizerName::PagedLion8bit => "Lion 8-bit, paged (bitsandbytes)",
+            OptimizerName::AdEmaMix => "AdEMAMix (bitsandbytes)",
+            OptimizerName::AdEmaMix8bit => "AdEMAMix 8-bit (bitsandbytes)",
+            OptimizerName::Muon => "Muon, AdamW for the rest",
+            OptimizerName::ScheduleFreeAdamW => "AdamW, schedule-free",
+            OptimizerName::GaLoreAdamW => "AdamW with GaLore",
+            OptimizerName::ApolloAdamW => "AdamW with APOLLO",
+            OptimizerName::RmsProp => "RMSprop",
+            OptimizerName::Adagrad => "Adagrad",
+            OptimizerName::NAdam => "NAdam",
+            OptimizerName::RAdam => "RAdam",
+            OptimizerName::Adamax => "Adamax",
+            OptimizerName::Adadelta => "Adadelta",
+            OptimizerName::Sophia => "Sophia-G (its authors’ code)",
+            OptimizerName::Came => "CAME (its authors’ code)",
+            OptimizerName::AdamMini => "Adam-mini (its authors’ code)",
         }
     }
 
@@ -262,6 +287,9 @@ impl Catalogue for English {
             Note::MicroBatchesAlike => {
                 "The first micro-batches are walked; the further ones are taken to be as the last of them."
             }
+            Note::StatesPaged => {
+                "Large optimizer states lie in managed memory and are not counted: pages of it move to the GPU while there is room."
+            }
         }
     }
 
@@ -329,6 +357,8 @@ impl Catalogue for English {
             }
             RemedyId::FreeGradients => "Free gradients each step".into(),
             RemedyId::DropOutputs => "Drop the model’s outputs".into(),
+            RemedyId::OptimizerInBackward => "Optimizer in backward".into(),
+            RemedyId::EightBitOptimizer => self.optimizer(recipe.optimizer.name).into(),
             RemedyId::NoCheckpointing => "Checkpointing off".into(),
             RemedyId::PureBf16 => "Pure BF16".into(),
             RemedyId::Autocast => "Autocast to BF16".into(),
@@ -351,6 +381,10 @@ impl Catalogue for English {
             RemedyId::SmallerMicroBatch => "Same tokens per step, smaller kernels",
             RemedyId::FreeGradients => "zero_grad(set_to_none=True), PyTorch’s default",
             RemedyId::DropOutputs => "Same training, logits are freed before backward ends",
+            RemedyId::OptimizerInBackward => {
+                "Same training: each gradient is used and freed at once, by hooks of your own"
+            }
+            RemedyId::EightBitOptimizer => "Changes the numerics: states of one byte per element",
             RemedyId::NoCheckpointing => "Same training, faster: no second forward",
             RemedyId::PureBf16 => "Changes the training: weights and states lose precision",
             RemedyId::Autocast => "Changes the numerics: products run in BF16",
@@ -382,6 +416,7 @@ impl Catalogue for English {
             StepReading::StepDelta => "Growth over optimizer step",
             StepReading::StepPeak => "Peak of optimizer step",
             StepReading::AfterStep => "After optimizer step",
+            StepReading::EmaPeak => "Peak of the weights’ average",
             StepReading::AfterZeroGrad => "After zero_grad",
             StepReading::Grads => "Gradients",
             StepReading::Peak => "Peak of the step",
@@ -391,6 +426,7 @@ impl Catalogue for English {
             ReadingName::Base => "Model and optimizer made (base)".into(),
             ReadingName::Step(Which::First, reading) => format!("{}, first step", of_step(reading)),
             ReadingName::Step(Which::Steady, reading) => format!("{}, later step", of_step(reading)),
+            ReadingName::OptimizerStateHost => "Optimizer states in managed memory".into(),
             ReadingName::OptimizerState => "Optimizer states".into(),
             ReadingName::MaxAllocated => "Highest allocated".into(),
             ReadingName::MaxReserved => "Highest reserved".into(),

@@ -115,7 +115,7 @@ pub fn rough(work: &Work, recipe: &Recipe, hardware: &Hardware) -> Option<Throug
 fn peak(precision: Precision, peaks: Peaks) -> Option<f64> {
     match precision {
         Precision::Fp32 => peaks.fp32,
-        Precision::AmpFp16 => peaks.fp16,
+        Precision::AmpFp16 | Precision::PureFp16 => peaks.fp16,
         Precision::AmpBf16 | Precision::PureBf16 | Precision::Bf16Master => peaks.bf16,
         // No framework runs it.
         Precision::RuleOfThumb => None,
@@ -128,18 +128,24 @@ fn peak(precision: Precision, peaks: Peaks) -> Option<f64> {
 fn update(work: &Work, recipe: &Recipe, precision: Precision, bytes_per_second: f64) -> Option<Range> {
     let width = match precision {
         Precision::Fp32 | Precision::AmpBf16 | Precision::AmpFp16 | Precision::Bf16Master => 4.0,
-        Precision::PureBf16 => 2.0,
+        Precision::PureBf16 | Precision::PureFp16 => 2.0,
         Precision::RuleOfThumb => return None,
     };
-    let tensors = match recipe.optimizer.name {
-        OptimizerName::AdamW | OptimizerName::Adam => 7.0,
-        OptimizerName::Sgd if recipe.optimizer.momentum != 0.0 => 5.0,
-        OptimizerName::Sgd => 3.0,
+    // Parameters are read and written, gradients read; each state is read and written.
+    let states = match recipe.optimizer.name {
+        OptimizerName::Sgd if recipe.optimizer.momentum == 0.0 => 0.0,
         // One byte per element of each state; their scales are a few percent of that.
-        OptimizerName::AdamW8bit => 3.0 + 4.0 / width,
+        OptimizerName::AdamW8bit | OptimizerName::PagedAdamW8bit => 2.0 / width,
+        OptimizerName::Lion8bit | OptimizerName::PagedLion8bit => 1.0 / width,
+        OptimizerName::AdEmaMix8bit => 3.0 / width,
+        OptimizerName::AdamW32bit | OptimizerName::PagedAdamW32bit | OptimizerName::AdEmaMix => 8.0 / width,
+        OptimizerName::Lion => 4.0 / width,
+        OptimizerName::Sgd | OptimizerName::Adagrad | OptimizerName::RmsProp | OptimizerName::Muon => 1.0,
         // Second moments of rows and columns count for nothing; norms and means read the gradient three more times.
-        OptimizerName::Adafactor | OptimizerName::AdafactorHf => 6.0,
+        OptimizerName::Adafactor | OptimizerName::AdafactorHf => 1.5,
+        _ => 2.0,
     };
+    let tensors = 3.0 + 2.0 * states;
     let once = work.parameters as f64 * width * tensors / (bytes_per_second * BANDWIDTH_SHARE);
     Some(match recipe.optimizer.implementation {
         Some(OptimizerImpl::Fused) => Range { low: once, high: once },

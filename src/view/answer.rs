@@ -167,7 +167,7 @@ fn binding_sentence(plan: &Plan, decision: &Decision, text: &dyn Catalogue) -> (
     let optimizer = plan.recipe.optimizer;
     let temporaries = parts.get(Part::Temporary);
     if bill.binding == Instant::Step && temporaries > Bytes::ZERO && optimizer.name != OptimizerName::Sgd {
-        let implementation = optimizer.implementation.unwrap_or(OptimizerImpl::Foreach);
+        let implementation = optimizer.implementation();
         let term = match implementation {
             OptimizerImpl::Foreach => Term::Foreach,
             OptimizerImpl::Fused => Term::Fused,

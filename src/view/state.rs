@@ -356,7 +356,12 @@ impl State {
             Action::Config(text) => self.edit(|draft| draft.set_config(text)),
             Action::Gpu(pick) => self.edit(|draft| draft.set_gpu(pick)),
             Action::Precision(precision) => self.edit(|draft| draft.choices_mut().recipe.precision = precision),
-            Action::Optimizer(name) => self.edit(|draft| draft.choices_mut().recipe.optimizer.name = name),
+            Action::Optimizer(name) => self.edit(|draft| {
+                let optimizer = &mut draft.choices_mut().recipe.optimizer;
+                optimizer.name = name;
+                // An implementation that the new one lacks was not chosen for it.
+                optimizer.implementation = optimizer.implementation.filter(|i| name.implementations().contains(i));
+            }),
             Action::Implementation(which) => {
                 self.edit(|draft| draft.choices_mut().recipe.optimizer.implementation = which);
             }

@@ -9,7 +9,8 @@ use vram_budget::machine::{CustomGpu, GpuChoice};
 use vram_budget::model::ModelSource;
 use vram_budget::plan::{Framework, PLAN_VERSION, Plan, Policy, Version};
 use vram_budget::recipe::{
-    Attention, Checkpointing, Lora, OptimizerImpl, OptimizerName, Precision, Recipe, SdpaBackend, ZeroGrad,
+    Attention, Checkpointing, Ema, Lora, OptimizerImpl, OptimizerName, Precision, Recipe, ScaleType, SdpaBackend,
+    ZeroGrad,
 };
 use vram_budget::units::{Bytes, parse_bytes};
 
@@ -52,15 +53,38 @@ pub(crate) struct PlanArgs {
     #[arg(long, value_parser = precision(), help_heading = "Recipe")]
     precision: Option<Choice<Precision>>,
     /// Optimizer [default: adamw]
-    #[arg(long, value_parser = named::<OptimizerName>(
-        &["adamw", "adam", "sgd", "adafactor", "adafactor_hf", "adamw8bit"]), help_heading = "Recipe")]
+    #[arg(long, value_parser = optimizer(), help_heading = "Recipe")]
     optimizer: Option<OptimizerName>,
     /// Its implementation [default: foreach; Adafactor's: forloop]
     #[arg(long, value_parser = named::<OptimizerImpl>(&["foreach", "fused", "forloop"]), help_heading = "Recipe")]
     optimizer_impl: Option<OptimizerImpl>,
-    /// SGD's momentum [default: 0]
+    /// Momentum of SGD and RMSprop [default: 0]
     #[arg(long, value_name = "M", help_heading = "Recipe")]
     momentum: Option<f64>,
+    /// SGD's Nesterov momentum
+    #[arg(long, help_heading = "Recipe")]
+    nesterov: bool,
+    /// Adam and AdamW keep the largest second moment so far
+    #[arg(long, help_heading = "Recipe")]
+    amsgrad: bool,
+    /// RMSprop keeps the mean of the gradient
+    #[arg(long, help_heading = "Recipe")]
+    centered: bool,
+    /// 8-bit optimizers keep FP32 states for embeddings, as the Trainer of transformers does
+    #[arg(long, help_heading = "Recipe")]
+    embeddings_32bit: bool,
+    /// Every weight is updated in backward as soon as its gradient is there, which is then freed
+    #[arg(long, help_heading = "Recipe")]
+    optimizer_in_backward: bool,
+    /// Rank that GaLore and APOLLO project to [default: 128]
+    #[arg(long, value_name = "R", help_heading = "Recipe")]
+    optimizer_rank: Option<u64>,
+    /// Keeps an averaged copy of the weights
+    #[arg(long, value_parser = named::<Ema>(&["same", "float32", "bfloat16"]), help_heading = "Recipe")]
+    ema: Option<Ema>,
+    /// What APOLLO scales by [default: channel]
+    #[arg(long, value_parser = named::<ScaleType>(&["channel", "tensor"]), help_heading = "Recipe")]
+    scale_type: Option<ScaleType>,
     /// Attention implementation [default: sdpa]
     #[arg(long, value_parser = named::<Attention>(&["sdpa", "eager"]), help_heading = "Recipe")]
     attention: Option<Attention>,
@@ -147,6 +171,11 @@ fn precision() -> impl TypedValueParser<Value = Choice<Precision>> {
         .map(|name| Precision::ALL.into_iter().find(|p| p.name() == name).map_or(Choice::Unknown, Choice::Known))
 }
 
+fn optimizer() -> impl TypedValueParser<Value = OptimizerName> {
+    PossibleValuesParser::new(OptimizerName::ALL.map(OptimizerName::name))
+        .try_map(|name| serde_json::from_value(Value::String(name)))
+}
+
 impl PlanArgs {
     /// The plan that the arguments describe.
     pub(crate) fn plan(&self) -> anyhow::Result<Plan> {
@@ -204,6 +233,14 @@ impl PlanArgs {
         set(&mut recipe.optimizer.name, self.optimizer);
         replace(&mut recipe.optimizer.implementation, self.optimizer_impl);
         set(&mut recipe.optimizer.momentum, self.momentum);
+        recipe.optimizer.nesterov |= self.nesterov;
+        recipe.optimizer.amsgrad |= self.amsgrad;
+        recipe.optimizer.centered |= self.centered;
+        recipe.optimizer.embeddings_32bit |= self.embeddings_32bit;
+        recipe.optimizer.in_backward |= self.optimizer_in_backward;
+        replace(&mut recipe.optimizer.rank, self.optimizer_rank);
+        replace(&mut recipe.ema, self.ema);
+        set(&mut recipe.optimizer.scale_type, self.scale_type);
         replace(&mut recipe.attention, self.attention);
         replace(&mut recipe.sdpa_backend, self.sdpa_backend);
         set(&mut recipe.checkpointing, self.checkpointing);

@@ -4,7 +4,7 @@
 use super::{Effect, RemedyId, Rule, Situation};
 use crate::decide::Question;
 use crate::plan::Plan;
-use crate::recipe::{OptimizerImpl, OptimizerName};
+use crate::recipe::OptimizerImpl;
 
 pub(super) const RULE: Rule = Rule {
     id: RemedyId::FusedOptimizer,
@@ -15,7 +15,7 @@ pub(super) const RULE: Rule = Rule {
 
 fn change(situation: &Situation<'_>) -> Option<Plan> {
     let optimizer = situation.plan.recipe.optimizer;
-    let has_fused = matches!(optimizer.name, OptimizerName::AdamW | OptimizerName::Adam | OptimizerName::Sgd);
+    let has_fused = optimizer.name.implementations().contains(&OptimizerImpl::Fused);
     (has_fused && optimizer.implementation != Some(OptimizerImpl::Fused)).then(|| {
         let mut plan = situation.plan.clone();
         plan.recipe.optimizer.implementation = Some(OptimizerImpl::Fused);

@@ -6,12 +6,14 @@ use serde::{Deserialize, Serialize};
 mod autocast;
 mod checkpointing;
 mod drop_outputs;
+mod eight_bit_optimizer;
 mod expandable_segments;
 mod fp16;
 mod free_gradients;
 mod fused_optimizer;
 mod larger_gpu;
 mod no_checkpointing;
+mod optimizer_in_backward;
 mod pure_bf16;
 mod sdpa_attention;
 mod shorter_sequence;
@@ -42,6 +44,10 @@ pub enum RemedyId {
     DropOutputs,
     /// `expandable_segments:True`: less memory reserved and unused.
     ExpandableSegments,
+    /// Each gradient is used and freed in backward.
+    OptimizerInBackward,
+    /// States of one byte per element.
+    EightBitOptimizer,
     /// Checkpointing off where there is room: faster.
     NoCheckpointing,
     /// Autocast instead of FP32 products.
@@ -132,7 +138,7 @@ pub(super) struct Situation<'a> {
 }
 
 /// Every remedy. The order is that of the articles: what costs least first.
-pub(super) const RULES: [Rule; 13] = [
+pub(super) const RULES: [Rule; 15] = [
     fused_optimizer::RULE,
     sdpa_attention::RULE,
     drop_outputs::RULE,
@@ -140,8 +146,10 @@ pub(super) const RULES: [Rule; 13] = [
     expandable_segments::RULE,
     checkpointing::RULE,
     smaller_micro_batch::RULE,
+    optimizer_in_backward::RULE,
     no_checkpointing::RULE,
     autocast::RULE,
+    eight_bit_optimizer::RULE,
     pure_bf16::RULE,
     fp16::RULE,
     shorter_sequence::RULE,

@@ -2,7 +2,7 @@
 //! column, of vectors whole, all in the weights' dtype, created at the first step.
 
 use crate::recipe::OptimizerImpl;
-use crate::recipe::optimizer::{Slots, factored, state_of};
+use crate::recipe::optimizer::{List, Slots, each, factored, release, state_of};
 use crate::step::ops::reduce::keepdim;
 use crate::step::tape::Tape;
 use crate::step::tensor::Tensor;
@@ -84,25 +84,6 @@ fn foreach(tape: &Tape, params: &[Tensor]) {
         }
     }
     release(tape, updates);
-}
-
-/// Temporaries, each with the parameter that it is for.
-type List<'a> = Vec<(&'a Tensor, Tensor)>;
-
-fn each<'a>(tape: &Tape, params: &[&'a Tensor], make: impl Fn(&Tape, &Tensor) -> Tensor) -> List<'a> {
-    let one = |p: &&'a Tensor| {
-        p.enter_layer(tape);
-        (*p, make(tape, p))
-    };
-    params.iter().map(one).collect()
-}
-
-/// Lists free their items from the last to the first.
-fn release(tape: &Tape, mut list: List<'_>) {
-    while let Some((p, temporary)) = list.pop() {
-        p.enter_layer(tape);
-        drop(temporary);
-    }
 }
 
 fn like(tape: &Tape, p: &Tensor, op: &'static str) -> Tensor {

@@ -29,7 +29,7 @@ pub(super) fn step(tape: &Tape, params: &[Tensor], slots: &mut Slots) {
         }
         held.weight = None;
         held.weight = copy("FP32 copy of weight");
-        let rms = root_mean_square(tape, p.shape());
+        let rms = root_mean_square(tape, p.shape(), Dtype::F32);
         tape.becomes(&rms, crate::bill::Part::States);
         let states = if factored(p).is_some() { 2 } else { 1 };
         slots[at].truncate(states + 1);
@@ -40,8 +40,8 @@ pub(super) fn step(tape: &Tape, params: &[Tensor], slots: &mut Slots) {
         let square = full(tape, p, "square of gradient");
         held.update.replace(full(tape, p, "square of gradient"));
         drop(square);
-        held.update.replace(update(tape, p));
-        let rms = root_mean_square(tape, p.shape());
+        held.update.replace(over_root(tape, p));
+        let rms = root_mean_square(tape, p.shape(), Dtype::F32);
         let clip = tape.scalar(Dtype::F32, "clip of update");
         drop(rms);
         drop(clip);
@@ -57,20 +57,20 @@ struct Held {
     update: Option<Tensor>,
 }
 
-fn full(tape: &Tape, p: &Tensor, op: &'static str) -> Tensor {
+pub(super) fn full(tape: &Tape, p: &Tensor, op: &'static str) -> Tensor {
     tape.temp(*p.shape(), Dtype::F32, op)
 }
 
 /// `tensor.norm(2) / tensor.numel() ** 0.5`.
-fn root_mean_square(tape: &Tape, shape: &Shape) -> Tensor {
-    let norm = tape.reduced_as(shape, &Shape::new(&[]), Dtype::F32, "norm");
-    let rms = tape.scalar(Dtype::F32, "root mean square");
+pub(super) fn root_mean_square(tape: &Tape, shape: &Shape, dtype: Dtype) -> Tensor {
+    let norm = tape.reduced_as(shape, &Shape::new(&[]), dtype, "norm");
+    let rms = tape.scalar(dtype, "root mean square");
     drop(norm);
     rms
 }
 
 /// The gradient over the root of the second moment, after the moment has been updated.
-fn update(tape: &Tape, p: &Tensor) -> Tensor {
+pub(super) fn over_root(tape: &Tape, p: &Tensor) -> Tensor {
     let Some([row, _]) = factored(p) else { return full(tape, p, "update") };
     let (rank, mean) = (p.shape().rank(), |from: &Shape, i: usize| {
         tape.reduced_as(from, &keepdim(from, i), Dtype::F32, "mean of squares")

@@ -1,0 +1,24 @@
+//! AdamW with states of one byte per element (bitsandbytes): a quarter of FP32 states, half of 16-bit ones, and no
+//! temporaries at the step.
+
+use super::{Effect, RemedyId, Rule, Situation};
+use crate::decide::Question;
+use crate::plan::Plan;
+use crate::recipe::{Optimizer, OptimizerName};
+
+pub(super) const RULE: Rule = Rule {
+    id: RemedyId::EightBitOptimizer,
+    effect: Effect::ChangesTraining,
+    helps: &[Question::Rigid, Question::Margin],
+    change,
+};
+
+fn change(situation: &Situation<'_>) -> Option<Plan> {
+    let optimizer = situation.plan.recipe.optimizer;
+    matches!(optimizer.name, OptimizerName::AdamW | OptimizerName::Adam).then(|| {
+        let mut plan = situation.plan.clone();
+        plan.recipe.optimizer =
+            Optimizer { name: OptimizerName::AdamW8bit, in_backward: optimizer.in_backward, ..Optimizer::default() };
+        plan
+    })
+}
