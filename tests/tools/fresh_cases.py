@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
 """Draws training steps that no rule has seen: one JSON line each, {"id", "case": {"model", "recipe", "device"}}.
 
-    fresh_cases.py SEED [COUNT] [--into FOLDER]
+    fresh_cases.py SEED [COUNT] [--into FOLDER] [--optimizers | --defined]
 
 The same seed draws the same cases everywhere. With --into, each case is a file of its own, for a recorder that measures
 a folder. Widths, depths, odd sequence lengths, vocabularies, precisions, attention, checkpointing, optimizers, adapters,
 accumulation, clipping and GPU generations are drawn one by one; what a library refuses to run (a fused Adafactor, BF16
-flash attention before Ampere, a forced backend under recomputation) is not drawn.
+flash attention before Ampere, a forced backend under recomputation) is not drawn. --optimizers draws the optimizers that
+the plain cases do not have, with their options, optimizers in backward, weights in FP16, FP32 master weights and averages
+of the weights; a for-loop RAdam runs as many steps as it takes to be rectified. --defined draws those
+that their authors' code defines alone.
 """
 import json
 import os
@@ -36,6 +39,21 @@ LINEARS = {"llama": LLAMA_LINEARS, "mistral": LLAMA_LINEARS, "qwen2": LLAMA_LINE
 OPTIMIZERS = [("adamw", "foreach", 8), ("adamw", "fused", 4), ("adamw", "forloop", 3), ("adam", "foreach", 1),
               ("sgd", "foreach", 2), ("sgd", "forloop", 1), ("adafactor", "foreach", 2), ("adafactor", "forloop", 2),
               ("adafactor_hf", None, 2), ("adamw8bit", None, 3)]
+
+
+# Optimizer: how often it is drawn, its implementations.
+FURTHER = {"adamw": (3, ["foreach", "fused", "forloop"]), "adam": (1, ["foreach", "fused", "forloop"]),
+           "sgd": (2, ["foreach", "fused", "forloop"]), "rmsprop": (3, ["foreach", "forloop"]),
+           "adagrad": (3, ["foreach", "fused", "forloop"]), "nadam": (2, ["foreach", "forloop"]),
+           "radam": (2, ["foreach", "forloop"]), "adamax": (2, ["foreach", "forloop"]),
+           "adadelta": (2, ["foreach", "forloop"]), "muon": (4, ["foreach", "fused", "forloop"]),
+           "schedulefree_adamw": (2, ["foreach", "forloop"]), "adafactor": (1, ["foreach", "forloop"]),
+           "galore_adamw": (2, None), "apollo_adamw": (3, None), "adamw8bit": (2, None), "adamw32bit": (2, None),
+           "lion": (2, None), "lion8bit": (2, None), "ademamix": (2, None), "ademamix8bit": (3, None),
+           "paged_adamw8bit": (3, None), "paged_adamw32bit": (2, None), "paged_lion8bit": (2, None)}
+
+# Optimizers that are defined by their authors' code alone.
+DEFINED = {"sophia": (1, None), "came": (1, None), "adam_mini": (1, None)}
 
 
 class Draw:
@@ -150,7 +168,49 @@ def recipe(d, family, sm):
     return r
 
 
-def case(d):
+def further(d, family, sm, table=FURTHER):
+    """A recipe as the plain ones, with an optimizer that they do not have."""
+    r = recipe(d, family, sm)
+    r.pop("clip_grad", None)
+    name = d.weighted([(n, w) for n, (w, _) in table.items()])
+    how = table[name][1]
+    o = {"name": name} | ({"impl": d.of(how)} if how else {})
+    if name in ("sgd", "rmsprop") and d.chance(0.6):
+        o["momentum"] = 0.9
+    if name == "sgd" and "momentum" in o:
+        o["nesterov"] = d.chance(0.7)
+    if name in ("adam", "adamw"):
+        o["amsgrad"] = d.chance(0.7)
+    if name == "rmsprop":
+        o["centered"] = d.chance(0.5)
+    if name.endswith("8bit"):
+        o["embeddings_32bit"] = d.chance(0.5)
+    if name in ("galore_adamw", "apollo_adamw"):
+        o["rank"] = d.of([1, 8, 32, 64, 128, 200])
+    if name == "apollo_adamw":
+        o["scale_type"] = d.of(["channel", "tensor"])
+    if name in ("radam",) and o["impl"] == "forloop":
+        r["steps"] = 7
+    alone = name in ("muon", "galore_adamw", "apollo_adamw")
+    halves = [("pure_fp16", 3)]
+    if sm >= 80 and not alone and not o.get("embeddings_32bit") and "lora" not in r:
+        halves.append(("bf16_master", 3))
+    if d.chance(0.4):
+        r["precision"] = d.weighted(halves)
+    if name == "muon" and r["precision"] == "amp_fp16":
+        r["precision"] = "fp32"
+    if not alone and r["precision"] not in ("amp_fp16", "bf16_master") and d.chance(0.3):
+        o["in_backward"] = True
+        r.pop("grad_accum", None)
+        r.pop("zero_grad", None)
+    elif d.chance(0.2):
+        r["clip_grad"] = 1.0
+    if d.chance(0.2):
+        r["ema"] = d.of(["same", "float32", "bfloat16"])
+    return r | {"optimizer": o}
+
+
+def case(d, recipe=recipe):
     family = d.weighted(list(FAMILIES.items()))
     sm = d.of(GENERATIONS)
     device = {"sm": sm, "total_mb": d.of(CARDS[sm])}
@@ -163,7 +223,11 @@ def case(d):
 
 def main():
     into = None
-    args = sys.argv[1:]
+    args = [a for a in sys.argv[1:] if a not in ("--optimizers", "--defined")]
+    draw = further if "--optimizers" in sys.argv else recipe
+    if "--defined" in sys.argv:
+        def draw(d, family, sm):
+            return further(d, family, sm, DEFINED)
     if "--into" in args:
         at = args.index("--into")
         into = args[at + 1]
@@ -171,7 +235,7 @@ def main():
     seed, count = int(args[0]), int(args[1]) if len(args) > 1 else 150
     d = Draw(seed)
     for i in range(count):
-        drawn = case(d)
+        drawn = case(d, draw)
         name = f"fresh{seed}_{i:03}_{drawn['model']['model_type']}"
         if into is None:
             print(json.dumps({"id": name, "case": drawn}, separators=(",", ":")))
