@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 use crate::bill::Instant;
 use crate::issue::{Issue, IssueKind};
 use crate::model::family::common::{Activation, AttentionPlan, Run, eager_mask, position_ids};
-use crate::model::family::{Built, Dimensions, Model, Parameter, Parameters, matrix, vector};
+use crate::model::family::{Built, Dimensions, Model, Parameter, Parameters, dotted_names, matrix, vector};
 use crate::model::fields::{Fields, MAX_DIMENSION, MAX_HEADS, MAX_LAYERS};
 use crate::recipe::Recipe;
 use crate::step::checkpoint::checkpointed;
@@ -137,6 +137,28 @@ impl Model for Gpt2 {
         }
         all.extend([None, None]);
         all
+    }
+
+    fn parameter_names(&self) -> Vec<String> {
+        let of_layer = |_| {
+            vec![
+                "ln_1.weight",
+                "ln_1.bias",
+                "attn.c_attn.weight",
+                "attn.c_attn.bias",
+                "attn.c_proj.weight",
+                "attn.c_proj.bias",
+                "ln_2.weight",
+                "ln_2.bias",
+                "mlp.c_fc.weight",
+                "mlp.c_fc.bias",
+                "mlp.c_proj.weight",
+                "mlp.c_proj.bias",
+            ]
+        };
+        let before = ["transformer.wte.weight", "transformer.wpe.weight"];
+        let after = ["transformer.ln_f.weight", "transformer.ln_f.bias"];
+        dotted_names(&before, ("transformer.h", self.layers), of_layer, &after)
     }
 
     fn takes_math_attention(&self) -> bool {

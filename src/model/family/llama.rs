@@ -10,7 +10,7 @@ use crate::model::family::common::{
     Activation, Run, attend, eager_mask, position_ids, product_of, rms_norm, rotary_tables, rotate, window_mask,
 };
 use crate::model::family::experts::{Experts, Routed};
-use crate::model::family::{Built, Dimensions, Model, Parameter, Parameters, matrix, names_of, vector};
+use crate::model::family::{Built, Dimensions, Model, Parameter, Parameters, dotted_names, matrix, names_of, vector};
 use crate::model::fields::{Fields, MAX_DIMENSION, MAX_HEADS, MAX_LAYERS};
 use crate::recipe::Recipe;
 use crate::step::checkpoint::checkpointed;
@@ -357,6 +357,39 @@ impl Model for Decoder {
             all.push(Some("lm_head"));
         }
         all
+    }
+
+    fn parameter_names(&self) -> Vec<String> {
+        const NAMES: [&str; LAYER] = [
+            "self_attn.q_proj.weight",
+            "self_attn.q_proj.bias",
+            "self_attn.k_proj.weight",
+            "self_attn.k_proj.bias",
+            "self_attn.v_proj.weight",
+            "self_attn.v_proj.bias",
+            "self_attn.o_proj.weight",
+            "self_attn.o_proj.bias",
+            "self_attn.q_norm.weight",
+            "self_attn.k_norm.weight",
+            "mlp.gate_proj.weight",
+            "mlp.gate_proj.bias",
+            "mlp.up_proj.weight",
+            "mlp.up_proj.bias",
+            "mlp.down_proj.weight",
+            "mlp.down_proj.bias",
+            "mlp.gate.weight",
+            "mlp.experts.gate_up_proj",
+            "mlp.experts.down_proj",
+            "mlp.gate.weight",
+            "input_layernorm.weight",
+            "post_attention_layernorm.weight",
+        ];
+        let of_layer = |i: usize| {
+            let shapes = self.layer_shapes(i);
+            NAMES.iter().zip(&shapes).filter(|(_, shape)| shape.is_some()).map(|(name, _)| *name).collect()
+        };
+        let head: &[&str] = if self.tied { &["model.norm.weight"] } else { &["model.norm.weight", "lm_head.weight"] };
+        dotted_names(&["model.embed_tokens.weight"], ("model.layers", self.layers), of_layer, head)
     }
 
     fn takes_math_attention(&self) -> bool {

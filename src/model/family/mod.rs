@@ -63,6 +63,10 @@ pub trait Model: Debug {
     fn linear_names(&self) -> Vec<Option<&'static str>> {
         Vec::new()
     }
+    /// The dotted names of [`Model::parameters`], as in `model.named_parameters()`. Empty: not known for this family.
+    fn parameter_names(&self) -> Vec<String> {
+        Vec::new()
+    }
     /// Whether its attention is known to be plain causal attention, which the math backend can be forced to run.
     fn takes_math_attention(&self) -> bool {
         false
@@ -184,6 +188,23 @@ pub(crate) fn names_of(
     let name = |at: usize| places.iter().find(|(place, _)| *place == at).map(|(_, name)| *name);
     let there: Vec<_> = shapes.iter().enumerate().filter(|(_, s)| s.is_some()).map(|(at, _)| name(at)).collect();
     there.into_iter()
+}
+
+/// The dotted names of a model's parameters: those before the layers, those of each layer under `prefix`, those after.
+pub(crate) fn dotted_names(
+    before: &[&str],
+    (prefix, layers): (&str, u64),
+    of_layer: impl Fn(usize) -> Vec<&'static str>,
+    after: &[&str],
+) -> Vec<String> {
+    let mut all: Vec<String> = before.iter().map(|&name| name.into()).collect();
+    for i in 0..usize::try_from(layers).unwrap_or(0) {
+        for name in of_layer(i) {
+            all.push([prefix, ".", &i.to_string(), ".", name].concat());
+        }
+    }
+    all.extend(after.iter().map(|&name| String::from(name)));
+    all
 }
 
 /// The shape of a weight matrix.

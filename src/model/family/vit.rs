@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 use crate::bill::{Instant, Part};
 use crate::issue::Issue;
 use crate::model::family::common::{Activation, Run, attend};
-use crate::model::family::{Built, Dimensions, Model, Parameter, Parameters, matrix, vector};
+use crate::model::family::{Built, Dimensions, Model, Parameter, Parameters, dotted_names, matrix, names_of, vector};
 use crate::model::fields::{Fields, MAX_DIMENSION, MAX_HEADS, MAX_LAYERS};
 use crate::recipe::Recipe;
 use crate::step::checkpoint::checkpointed;
@@ -137,6 +137,49 @@ impl Model for Vit {
             all.extend(self.layer_shapes().into_iter().flatten().map(of));
         }
         all.extend(self.head_shapes().map(of));
+        all
+    }
+
+    fn parameter_names(&self) -> Vec<String> {
+        const NAMES: [&str; LAYER] = [
+            "attention.q_proj.weight",
+            "attention.q_proj.bias",
+            "attention.k_proj.weight",
+            "attention.k_proj.bias",
+            "attention.v_proj.weight",
+            "attention.v_proj.bias",
+            "attention.o_proj.weight",
+            "attention.o_proj.bias",
+            "layernorm_before.weight",
+            "layernorm_before.bias",
+            "layernorm_after.weight",
+            "layernorm_after.bias",
+            "mlp.fc1.weight",
+            "mlp.fc1.bias",
+            "mlp.fc2.weight",
+            "mlp.fc2.bias",
+        ];
+        let before = [
+            "vit.embeddings.cls_token",
+            "vit.embeddings.position_embeddings",
+            "vit.embeddings.patch_embeddings.projection.weight",
+            "vit.embeddings.patch_embeddings.projection.bias",
+        ];
+        let after = ["vit.layernorm.weight", "vit.layernorm.bias", "classifier.weight", "classifier.bias"];
+        let shapes = self.layer_shapes();
+        let of_layer =
+            |_| NAMES.iter().zip(&shapes).filter(|(_, shape)| shape.is_some()).map(|(name, _)| *name).collect();
+        dotted_names(&before, ("vit.layers", self.layers), of_layer, &after)
+    }
+
+    fn linear_names(&self) -> Vec<Option<&'static str>> {
+        const NAMES: [(usize, &str); 6] =
+            [(0, "q_proj"), (2, "k_proj"), (4, "v_proj"), (6, "o_proj"), (12, "fc1"), (14, "fc2")];
+        let mut all = vec![None; 4];
+        for _ in 0..self.layers {
+            all.extend(names_of(&self.layer_shapes(), &NAMES));
+        }
+        all.extend([None, None, Some("classifier"), None]);
         all
     }
 

@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 use crate::issue::{Issue, IssueKind};
 use crate::model::family::bert::forward::BuiltBert;
 use crate::model::family::common::Activation;
-use crate::model::family::{Built, Dimensions, Model, Parameter, matrix, names_of, vector};
+use crate::model::family::{Built, Dimensions, Model, Parameter, dotted_names, matrix, names_of, vector};
 use crate::model::fields::{Fields, MAX_DIMENSION, MAX_HEADS, MAX_LAYERS};
 use crate::recipe::Recipe;
 use crate::step::shape::{Dim, Shape, Symbol};
@@ -247,9 +247,110 @@ impl Model for Bert {
         for _ in 0..self.layers {
             all.extend(names_of(&self.layer_shapes().map(Some), &places));
         }
-        // Adapters on the head's own layers are not offered.
-        all.extend(self.head_shapes().iter().map(|_| None));
+        let head: [Option<&'static str>; 5] = match (self.head, self.kind) {
+            (Head::MaskedLm, Kind::DistilBert) => [Some("vocab_transform"), None, None, None, None],
+            (Head::MaskedLm, _) => [None, Some("dense"), None, None, None],
+            (Head::Classifier { .. }, Kind::DistilBert) => {
+                [Some("pre_classifier"), None, Some("classifier"), None, None]
+            }
+            (Head::Classifier { .. }, Kind::Bert) => [Some("dense"), None, Some("classifier"), None, None],
+            (Head::Classifier { .. }, Kind::Roberta) => [Some("dense"), None, Some("out_proj"), None, None],
+        };
+        all.extend(&head[..self.head_shapes().len()]);
         all
+    }
+
+    fn parameter_names(&self) -> Vec<String> {
+        const NORM: [&str; 2] = ["LayerNorm.weight", "LayerNorm.bias"];
+        const DISTILLED: [&str; LAYER] = [
+            "attention.q_lin.weight",
+            "attention.q_lin.bias",
+            "attention.k_lin.weight",
+            "attention.k_lin.bias",
+            "attention.v_lin.weight",
+            "attention.v_lin.bias",
+            "attention.out_lin.weight",
+            "attention.out_lin.bias",
+            "sa_layer_norm.weight",
+            "sa_layer_norm.bias",
+            "ffn.lin1.weight",
+            "ffn.lin1.bias",
+            "ffn.lin2.weight",
+            "ffn.lin2.bias",
+            "output_layer_norm.weight",
+            "output_layer_norm.bias",
+        ];
+        const PLAIN: [&str; LAYER] = [
+            "attention.self.query.weight",
+            "attention.self.query.bias",
+            "attention.self.key.weight",
+            "attention.self.key.bias",
+            "attention.self.value.weight",
+            "attention.self.value.bias",
+            "attention.output.dense.weight",
+            "attention.output.dense.bias",
+            "attention.output.LayerNorm.weight",
+            "attention.output.LayerNorm.bias",
+            "intermediate.dense.weight",
+            "intermediate.dense.bias",
+            "output.dense.weight",
+            "output.dense.bias",
+            "output.LayerNorm.weight",
+            "output.LayerNorm.bias",
+        ];
+        let (words, positions, types) =
+            ("word_embeddings.weight", "position_embeddings.weight", "token_type_embeddings.weight");
+        let embeddings: Vec<&str> = match self.kind {
+            Kind::Bert => vec![words, positions, types, NORM[0], NORM[1]],
+            Kind::Roberta => vec![words, types, NORM[0], NORM[1], positions],
+            Kind::DistilBert => vec![words, positions, NORM[0], NORM[1]],
+        };
+        let head: [&str; 5] = match (self.head, self.kind) {
+            (Head::MaskedLm, Kind::Bert) => [
+                "cls.predictions.bias",
+                "cls.predictions.transform.dense.weight",
+                "cls.predictions.transform.dense.bias",
+                "cls.predictions.transform.LayerNorm.weight",
+                "cls.predictions.transform.LayerNorm.bias",
+            ],
+            (Head::MaskedLm, Kind::Roberta) => [
+                "lm_head.bias",
+                "lm_head.dense.weight",
+                "lm_head.dense.bias",
+                "lm_head.layer_norm.weight",
+                "lm_head.layer_norm.bias",
+            ],
+            (Head::MaskedLm, Kind::DistilBert) => [
+                "vocab_transform.weight",
+                "vocab_transform.bias",
+                "vocab_layer_norm.weight",
+                "vocab_layer_norm.bias",
+                "vocab_projector.bias",
+            ],
+            (Head::Classifier { .. }, Kind::Bert) => {
+                ["bert.pooler.dense.weight", "bert.pooler.dense.bias", "classifier.weight", "classifier.bias", ""]
+            }
+            (Head::Classifier { .. }, Kind::Roberta) => [
+                "classifier.dense.weight",
+                "classifier.dense.bias",
+                "classifier.out_proj.weight",
+                "classifier.out_proj.bias",
+                "",
+            ],
+            (Head::Classifier { .. }, Kind::DistilBert) => {
+                ["pre_classifier.weight", "pre_classifier.bias", "classifier.weight", "classifier.bias", ""]
+            }
+        };
+        let family = self.family();
+        let before: Vec<String> = embeddings.iter().map(|name| [family, ".embeddings.", name].concat()).collect();
+        let before: Vec<&str> = before.iter().map(String::as_str).collect();
+        let (stack, of_layer) = match self.kind {
+            Kind::DistilBert => (".transformer.layer", DISTILLED),
+            Kind::Bert | Kind::Roberta => (".encoder.layer", PLAIN),
+        };
+        let prefix = [family, stack].concat();
+        let head = &head[..self.head_shapes().len()];
+        dotted_names(&before, (&prefix, self.layers), |_| of_layer.into(), head)
     }
 
     fn buffers(&self) -> Vec<u64> {
