@@ -110,8 +110,13 @@ impl Job {
                 let what = format!("the math backend of scaled_dot_product_attention in {}", read.model.family());
                 issues.push(Issue::new("recipe.sdpa_backend", IssueKind::NotModelled { what }));
             }
+            issues.extend(crate::step::load::issues(read.model.as_ref(), &plan.recipe));
             if let Some(lora) = &plan.recipe.lora {
-                issues.extend(crate::step::adapters::issues(read.model.as_ref(), lora));
+                issues.extend(crate::step::adapters::issues(
+                    read.model.as_ref(),
+                    lora,
+                    plan.recipe.quantization.is_some(),
+                ));
             }
         }
         match (model, hardware, alloc_conf) {
@@ -215,7 +220,7 @@ pub fn estimate(plan: &Plan) -> Result<Estimate, Vec<Issue>> {
     // Without a limit nothing can fail, save a request beyond what PyTorch itself accepts.
     let mut readings = replay(&walk, &config).map_err(|_| vec![Issue::new("recipe", IssueKind::TooLarge)])?;
     // The replay sees one part of weights; buffers are the model's other tensors in it.
-    let buffers = job.model.buffer_bytes(crate::step::train::weights_dtype(precision));
+    let buffers = job.model.buffer_bytes(crate::step::load::loaded_dtype(&plan.recipe, precision));
     readings.buffers = Bytes(buffers.into_iter().fold(0, u64::saturating_add));
     readings.params = readings.params.saturating_sub(readings.buffers);
     readings.optimizer_state_host = crate::step::train::paged_states(job.model.as_ref(), &plan.recipe);
@@ -283,7 +288,7 @@ fn usable(hardware: &Hardware) -> Option<Bytes> {
 
 fn on_card(walk: &Walk, config: &Config, readings: &Readings, hardware: &Hardware) -> Option<OnCard> {
     let usable_bytes = usable(hardware)?;
-    if readings.max_reserved <= usable_bytes {
+    if readings.highest_reserved() <= usable_bytes {
         return Some(OnCard::Completes { usable_bytes });
     }
     Some(match completes(walk, config, usable_bytes) {
@@ -329,7 +334,7 @@ fn sources(plan: &Plan) -> Sources {
 
 fn tiers(readings: &Readings, hardware: &Hardware, plan: &Plan) -> Tiers {
     let replayed = modelled(format!("caching allocator of PyTorch {}, replayed", plan.framework.pytorch));
-    let reserved = Tier { peak_bytes: readings.max_reserved, provenance: replayed.clone() };
+    let reserved = Tier { peak_bytes: readings.highest_reserved(), provenance: replayed.clone() };
     let process = hardware.context.as_ref().and_then(|context| {
         Some(Tier {
             peak_bytes: reserved.peak_bytes.checked_add(context.bytes)?,
@@ -344,7 +349,7 @@ fn tiers(readings: &Readings, hardware: &Hardware, plan: &Plan) -> Tiers {
             peak_bytes: readings.max_requested,
             provenance: modelled("sizes of the tensors alive at once"),
         },
-        allocated: Tier { peak_bytes: readings.max_allocated, provenance: replayed },
+        allocated: Tier { peak_bytes: readings.highest_allocated(), provenance: replayed },
         reserved: Some(reserved),
         process,
     }

@@ -23,6 +23,12 @@ pub const MAX_DOCUMENT_BYTES: u64 = (1 << 53) - 1;
 pub struct Bytes(pub u64);
 
 impl Bytes {
+    /// Whether there are none.
+    #[must_use]
+    pub const fn is_zero(&self) -> bool {
+        self.0 == 0
+    }
+
     /// No bytes: a known zero, which is not the same as "not known" (`Option::None`).
     pub const ZERO: Self = Self(0);
 

@@ -11,7 +11,7 @@ use vram_budget::units::Bytes;
 const FIGURES: [ReadingName; 2] = [ReadingName::MaxAllocated, ReadingName::MaxReserved];
 
 /// What people run beside plain training (`recipes.jsonl`), where it is not refused: no allocated peak is more than 8 % off,
-/// and three in four of them are right to the byte.
+/// and nine in ten of them are right to the byte.
 #[test]
 fn every_recipe_that_is_not_refused_is_predicted() {
     let (mut predicted, mut exact, mut wrong) = (0, 0, Vec::new());
@@ -34,11 +34,11 @@ fn every_recipe_that_is_not_refused_is_predicted() {
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     assert!(predicted >= RECIPES, "{predicted} predicted");
-    assert!(exact * 4 >= predicted * 3, "{exact} of {predicted} to the byte");
+    assert!(exact * 10 >= predicted * 9, "{exact} of {predicted} to the byte");
 }
 
 /// So many of the recipes are modelled, at least.
-const RECIPES: usize = 2;
+const RECIPES: usize = 82;
 
 /// Allocated peaks are right to 0.3 %, reserved ones to 1.5 %, for every case of every family and recipe that is
 /// modelled. A case beyond that is a rule that is missing: refuse it or find the rule.

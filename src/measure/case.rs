@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 use crate::issue::{Issue, IssueKind};
 use crate::machine::{CustomGpu, GpuChoice, Machine};
-use crate::measure::{Figure, Reading, ReadingName, Scope, StepReading, TierName, Which};
+use crate::measure::{Figure, Reading, ReadingName, Scope, StepReading, Which};
 use crate::model::ModelSource;
 use crate::plan::{Framework, PLAN_VERSION, Plan, Policy};
 use crate::recipe::{Optimizer, Recipe};
@@ -171,12 +171,19 @@ fn device(raw: Map<String, Value>, issues: &mut Vec<Issue>) -> (Machine, Framewo
 fn readings(result: &Map<String, Value>) -> Vec<Reading> {
     let mut found = Vec::new();
     let mut add = |name: ReadingName, bytes: Option<i64>| {
-        let tier = if name == ReadingName::MaxReserved { TierName::Reserved } else { TierName::Allocated };
         if let Some(bytes) = bytes {
-            found.push(Reading { name, tier, scope: Scope::Process, figure: Figure::Bytes(bytes) });
+            found.push(Reading { name, tier: name.tier(), scope: Scope::Process, figure: Figure::Bytes(bytes) });
         }
     };
     let whole = |object: &Map<String, Value>, key: &str| object.get(key).and_then(Value::as_i64);
+    for name in ReadingName::LOADING {
+        let text = name.to_string();
+        let bytes = match text.split_once('.') {
+            Some((parent, key)) => result.get(parent).and_then(|of| whole(of.as_object()?, key)),
+            None => whole(result, &text),
+        };
+        add(name, bytes);
+    }
     for name in [
         ReadingName::Params,
         ReadingName::Base,

@@ -147,6 +147,20 @@ pub enum StepReading {
 /// The name of a reading, as documents write it: `base`, `max_allocated`, `first.forward_peak`, `steady.step_delta`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ReadingName {
+    /// Allocated when `from_pretrained` returns.
+    LoadAllocated,
+    /// Reserved when it returns.
+    LoadReserved,
+    /// Highest allocated while it loads.
+    LoadMaxAllocated,
+    /// Highest reserved while it loads.
+    LoadMaxReserved,
+    /// Growth over `prepare_model_for_kbit_training`.
+    PrepareDelta,
+    /// Highest allocated during it.
+    PreparePeak,
+    /// Scales and codes beside quantised weights.
+    QuantState,
     /// Parameters' bytes.
     Params,
     /// After the model and the optimizer were made, cache emptied.
@@ -228,10 +242,30 @@ impl StepReading {
 }
 
 impl ReadingName {
+    /// What is read before the model and the optimizer are made.
+    pub const LOADING: [Self; 7] = [
+        Self::LoadAllocated,
+        Self::LoadReserved,
+        Self::LoadMaxAllocated,
+        Self::LoadMaxReserved,
+        Self::PrepareDelta,
+        Self::PreparePeak,
+        Self::QuantState,
+    ];
+
+    /// Which of the totals it is one of.
+    #[must_use]
+    pub const fn tier(self) -> TierName {
+        match self {
+            Self::MaxReserved | Self::LoadReserved | Self::LoadMaxReserved => TierName::Reserved,
+            _ => TierName::Allocated,
+        }
+    }
+
     /// Every name, in the order of a run.
     pub fn all() -> impl Iterator<Item = Self> {
         let of_steps = Which::ALL.into_iter().flat_map(|w| StepReading::ALL.into_iter().map(move |r| Self::Step(w, r)));
-        [Self::Params, Self::Base].into_iter().chain(of_steps).chain([
+        Self::LOADING.into_iter().chain([Self::Params, Self::Base]).chain(of_steps).chain([
             Self::OptimizerState,
             Self::OptimizerStateHost,
             Self::MaxAllocated,
@@ -242,13 +276,23 @@ impl ReadingName {
     /// Whether the reading is a difference between two instants.
     #[must_use]
     pub const fn is_delta(self) -> bool {
-        matches!(self, Self::Step(_, reading) if reading.is_delta())
+        match self {
+            Self::Step(_, reading) => reading.is_delta(),
+            other => matches!(other, Self::PrepareDelta),
+        }
     }
 }
 
 impl fmt::Display for ReadingName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::LoadAllocated => f.write_str("load.allocated"),
+            Self::LoadReserved => f.write_str("load.reserved"),
+            Self::LoadMaxAllocated => f.write_str("load.max_allocated"),
+            Self::LoadMaxReserved => f.write_str("load.max_reserved"),
+            Self::PrepareDelta => f.write_str("prepare.delta"),
+            Self::PreparePeak => f.write_str("prepare.peak"),
+            Self::QuantState => f.write_str("quant_state"),
             Self::Params => f.write_str("params"),
             Self::Base => f.write_str("base"),
             Self::Step(which, reading) => write!(f, "{}.{}", which.name(), reading.name()),

@@ -34,6 +34,11 @@ impl Recipe {
                 let expected = "names of linear layers".into();
                 issues.push(Issue::new("recipe.lora.targets", IssueKind::Missing { expected }));
             }
+            if !(0.0..1.0).contains(&lora.dropout) {
+                let expected = "a share from 0 to below 1".into();
+                let kind = IssueKind::NotA { expected, found: lora.dropout.to_string() };
+                issues.push(Issue::new("recipe.lora.dropout", kind));
+            }
             if self.precision == Some(Precision::Bf16Master) {
                 let what = "adapters with FP32 master weights".into();
                 issues.push(Issue::new("recipe.lora", IssueKind::NotModelled { what }));

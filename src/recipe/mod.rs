@@ -3,12 +3,14 @@
 mod adapter;
 mod limits;
 pub mod optimizer;
+mod quantization;
 
 use serde::{Deserialize, Serialize};
 
-pub use adapter::{Lora, MAX_LORA_RANK};
+pub use adapter::{ALL_LINEAR, FloatName, Lora, LoraBias, MAX_LORA_RANK};
 pub use limits::{MAX_GRAD_ACCUM, MAX_MICRO_BATCH, MAX_SEQ_LEN};
 pub use optimizer::{Optimizer, OptimizerImpl, OptimizerName, ScaleType};
+pub use quantization::{Load, QuantKind, Quantization};
 
 /// A training recipe for one GPU. Field names and values are those of the reference cases.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -43,6 +45,11 @@ pub struct Recipe {
     /// An averaged copy of the weights, updated after every step; `None`: there is none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ema: Option<Ema>,
+    /// Weights in 4 or 8 bits under the adapters; they are loaded with `from_pretrained`, whatever `load` says.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub quantization: Option<Quantization>,
+    /// How the model gets onto the device.
+    pub load: Load,
     /// Gradient clipping by norm: the largest norm, or `None`.
     pub clip_grad: Option<f64>,
     /// Whether the model's outputs (logits) stay alive through backward, as when a loop keeps `outputs` in a variable.
@@ -65,6 +72,8 @@ impl Default for Recipe {
             grad_accum: 1,
             lora: None,
             ema: None,
+            quantization: None,
+            load: Load::Init,
             clip_grad: None,
             keep_outputs: false,
             zero_grad: ZeroGrad::None,

@@ -51,11 +51,8 @@ pub fn compare(prediction: &Prediction, measurement: &Measurement) -> Vec<Row> {
 
 /// The tier that a prediction of this reading is about.
 #[must_use]
-pub fn tier_of(name: ReadingName) -> TierName {
-    match name {
-        ReadingName::MaxReserved => TierName::Reserved,
-        _ => TierName::Allocated,
-    }
+pub const fn tier_of(name: ReadingName) -> TierName {
+    name.tier()
 }
 
 /// `difference ÷ measured`; `None` where nothing was measured.

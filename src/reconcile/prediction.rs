@@ -42,6 +42,20 @@ impl From<&Readings> for Prediction {
         if readings.optimizer_state_host > Bytes::ZERO {
             all.insert(ReadingName::OptimizerStateHost, signed(readings.optimizer_state_host));
         }
+        if let Some(load) = readings.load {
+            all.extend([
+                (ReadingName::LoadAllocated, signed(load.allocated)),
+                (ReadingName::LoadReserved, signed(load.reserved)),
+                (ReadingName::LoadMaxAllocated, signed(load.max_allocated)),
+                (ReadingName::LoadMaxReserved, signed(load.max_reserved)),
+            ]);
+        }
+        if let Some(prepare) = readings.prepare {
+            all.extend([(ReadingName::PrepareDelta, prepare.delta), (ReadingName::PreparePeak, signed(prepare.peak))]);
+        }
+        if !readings.quant_state.is_zero() {
+            all.insert(ReadingName::QuantState, signed(readings.quant_state));
+        }
         for (which, step) in [(Which::First, readings.first()), (Which::Steady, readings.steady())] {
             let Some(step) = step else { continue };
             all.extend(

@@ -1,4 +1,5 @@
-//! Adapters on a tape: the weights beneath them freeze, the pairs are what is trained.
+//! Adapters on a tape: the weights beneath them freeze, the pairs are what is trained (peft 0.21: `inject_adapter`,
+//! `LoraLayer.update_layer`, `cast_adapter_dtype`).
 
 use std::rc::Rc;
 
@@ -6,67 +7,246 @@ use crate::bill::Part;
 use crate::issue::{Issue, IssueKind};
 use crate::model::family::Model;
 use crate::order::sort_short_by_key;
-use crate::recipe::Lora;
+use crate::recipe::{Lora, LoraBias};
+use crate::step::ops::Code;
 use crate::step::shape::{Dim, Shape};
 use crate::step::tape::Tape;
-use crate::step::tensor::{Adapter, Dtype, Tensor};
+use crate::step::tensor::{AS_LINEAR, AS_TABLE, Adapter, Dtype, Tensor};
 
-/// Freezes `weights` and adds a pair beside each that `lora` targets; returns what is trained, in the order of
-/// `model.parameters()`.
-pub(crate) fn attach(tape: &Tape, lora: &Lora, names: &[Option<&'static str>], weights: &[Tensor]) -> Vec<Tensor> {
-    let mut trained = Vec::new();
-    // Numbers from the top: the weights have theirs from 0.
-    let mut next_id = u32::MAX;
-    for (w, name) in weights.iter().zip(names.iter().chain(core::iter::repeat(&None))) {
-        let Some(leaf) = w.leaf() else { continue };
-        leaf.frozen.set(true);
-        if !name.is_some_and(|name| lora.targets.iter().any(|t| t == name)) {
-            continue;
+/// The layer that a tied output head is known by.
+const HEAD: &str = "lm_head";
+
+/// Something that is trained; numbers are places among the model's parameters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Trained {
+    /// A bias of the model.
+    Bias(usize),
+    /// A [r, in] of the pair beside a weight.
+    A(usize),
+    /// B [out, r].
+    B(usize),
+    /// DoRA's magnitude [out].
+    Magnitude(usize),
+    /// A copy that runs in a weight's place, [`AS_LINEAR`] or [`AS_TABLE`].
+    Copy(usize, usize),
+}
+
+impl Trained {
+    fn of(self) -> usize {
+        match self {
+            Self::Bias(i) | Self::A(i) | Self::B(i) | Self::Magnitude(i) | Self::Copy(i, _) => i,
         }
-        w.enter_layer(tape);
-        let before = tape.set_scope("adapters");
-        let [a, b] = pair_shapes(lora, w.shape(), is_in_out(name)).map(|shape| {
-            next_id -= 1;
-            let pair = Tensor::leaf_of(tape, next_id, shape, Dtype::F32, Part::Weights, "low-rank pair");
-            trained.push(pair.clone());
-            pair
-        });
-        tape.set_scope(before);
-        *leaf.adapter.borrow_mut() = Some(Rc::new(Adapter { a, b }));
     }
-    tape.set_layer(0);
-    trained
+
+    fn shape(self, lora: &Lora, weight: &Shape, in_out: bool) -> Shape {
+        let r = Dim::plain(lora.r);
+        let (rows, columns) = (weight.dims()[0], weight.dims()[weight.rank().min(2) - 1]);
+        let (out, input) = if in_out { (columns, rows) } else { (rows, columns) };
+        match self {
+            Self::A(_) => Shape::new(&[r, input]),
+            Self::B(_) => Shape::new(&[out, r]),
+            Self::Magnitude(_) => Shape::new(&[out]),
+            Self::Bias(_) | Self::Copy(..) => *weight,
+        }
+    }
+}
+
+/// What `lora` trains of `model`, in the order of `model.parameters()`: beside each targeted layer its bias, then its
+/// pair; a copy after its original.
+fn trained(model: &dyn Model, lora: &Lora) -> Vec<Trained> {
+    let (linear, names, parameters) = (model.linear_names(), model.parameter_names(), model.parameters());
+    let name = |i: usize| names.get(i).map_or("", String::as_str);
+    let pair = |i: usize| linear.get(i).copied().flatten().is_some_and(|n| is_target(lora, n));
+    let saved = |i: usize| lora.modules_to_save.iter().any(|m| is_module(name(i), m));
+    let own_bias = |i: usize| {
+        let stem = name(i).strip_suffix(".bias")?;
+        (i > 0 && name(i - 1).strip_suffix(".weight") == Some(stem)).then_some(i - 1)
+    };
+    let mut all = Vec::new();
+    let add_pair = |all: &mut Vec<Trained>, i: usize| {
+        all.extend([Trained::A(i), Trained::B(i)]);
+        if lora.use_dora {
+            all.push(Trained::Magnitude(i));
+        }
+    };
+    for (i, parameter) in parameters.iter().enumerate() {
+        let owner = own_bias(i).filter(|&w| pair(w));
+        let is_bias = name(i).ends_with(".bias");
+        if is_bias && (lora.bias == LoraBias::All || lora.bias == LoraBias::LoraOnly && owner.is_some()) {
+            all.push(Trained::Bias(i));
+        }
+        if let Some(weight) = owner {
+            add_pair(&mut all, weight);
+        }
+        if pair(i) && own_bias(i + 1) != Some(i) {
+            add_pair(&mut all, i);
+        }
+        if saved(i) {
+            let table = parameter.lookup_only || is_tied(model, i);
+            all.push(Trained::Copy(i, if table { AS_TABLE } else { AS_LINEAR }));
+        }
+    }
+    if is_tied(model, 0) && lora.modules_to_save.iter().any(|m| m == HEAD) {
+        all.push(Trained::Copy(0, AS_LINEAR));
+    }
+    all
+}
+
+/// Whether a parameter is a look-up table that is the output head too.
+fn is_tied(model: &dyn Model, i: usize) -> bool {
+    i == 0 && model.parameters().first().is_some_and(|p| p.linear && p.shape.rank() == 2)
+}
+
+fn is_target(lora: &Lora, name: &str) -> bool {
+    if lora.targets_all() { name != HEAD } else { lora.targets.iter().any(|t| t == name) }
+}
+
+/// Whether a parameter belongs to a module of this name.
+fn is_module(parameter: &str, module: &str) -> bool {
+    let path = parameter.rsplit_once('.').map_or("", |(path, _)| path);
+    path.strip_suffix(module).is_some_and(|before| before.is_empty() || before.ends_with('.'))
 }
 
 /// GPT-2's `Conv1D` weights lie [in, out].
-fn is_in_out(name: &Option<&'static str>) -> bool {
-    name.is_some_and(|n| n.starts_with("c_"))
+fn is_in_out(names: &[Option<&'static str>], i: usize) -> bool {
+    names.get(i).copied().flatten().is_some_and(|n| n.starts_with("c_"))
 }
 
-/// A [r, in] and B [out, r].
-fn pair_shapes(lora: &Lora, weight: &Shape, in_out: bool) -> [Shape; 2] {
-    let r = Dim::plain(lora.r);
-    let (rows, columns) = (weight.dims()[0], weight.dims()[1]);
-    let (out, input) = if in_out { (columns, rows) } else { (rows, columns) };
-    [Shape::new(&[r, input]), Shape::new(&[out, r])]
-}
-
-/// The sizes of what is trained: the pairs' with adapters, every parameter's without.
+/// The sizes of what is trained: the pairs' and what else `lora` says with adapters, every parameter's without.
 pub(crate) fn trained_shapes(model: &dyn Model, lora: Option<&Lora>) -> Vec<Shape> {
     let parameters = model.parameters();
     let Some(lora) = lora else { return parameters.iter().map(|p| p.shape).collect() };
     let names = model.linear_names();
-    let targeted = |name: &Option<&'static str>| name.is_some_and(|n| lora.targets.iter().any(|t| t == n));
-    parameters
-        .iter()
-        .zip(&names)
-        .filter(|(_, name)| targeted(name))
-        .flat_map(|(p, name)| pair_shapes(lora, &p.shape, is_in_out(name)))
-        .collect()
+    let shape = |t: &Trained| Some(t.shape(lora, &parameters.get(t.of())?.shape, is_in_out(&names, t.of())));
+    trained(model, lora).iter().filter_map(shape).collect()
 }
 
-/// What is wrong with `lora` on `model`: adapters that the family cannot take, targets that it lacks.
-pub(crate) fn issues(model: &dyn Model, lora: &Lora) -> Vec<Issue> {
+/// Freezes `weights` and adds what `lora` trains; returns it in the order of `model.parameters()`.
+pub(crate) fn attach(tape: &Tape, model: &dyn Model, lora: &Lora, weights: &[Tensor]) -> Vec<Tensor> {
+    let names = model.linear_names();
+    for leaf in weights.iter().filter_map(Tensor::leaf) {
+        leaf.frozen.set(true);
+    }
+    let before = tape.set_scope("adapters");
+    let all = trained(model, lora);
+    // Made in the base's dtype where that is floating, the copies last; then cast.
+    let mut data: Vec<Option<Tensor>> = all.iter().map(|_| None).collect();
+    for copies in [false, true] {
+        for (i, one) in all.iter().enumerate() {
+            let weight = &weights[one.of()];
+            weight.enter_layer(tape);
+            let shape = one.shape(lora, weight.shape(), is_in_out(&names, one.of()));
+            data[i] = match (one, copies) {
+                (Trained::A(_) | Trained::B(_), false) => {
+                    Some(tape.empty(shape, pair_dtype(weight), Part::Weights, "low-rank pair"))
+                }
+                (Trained::Magnitude(_), false) => {
+                    let pair = [&data[i - 2], &data[i - 1]].map(Option::as_ref);
+                    let [Some(a), Some(b)] = pair else { continue };
+                    Some(first_magnitude(tape, weight, [a, b], is_in_out(&names, one.of()), has_bias(model, *one)))
+                }
+                (Trained::Copy(..), true) => Some(tape.empty(shape, weight.dtype(), Part::Weights, "trained copy")),
+                _ => continue,
+            };
+        }
+    }
+    let wanted = lora.adapter_dtype.map(Dtype::from);
+    for (one, data) in all.iter().zip(&mut data) {
+        let Some(half) = data.take() else { continue };
+        let to = match (one, wanted) {
+            (_, Some(wanted)) => wanted,
+            (Trained::Copy(..), None) => half.dtype(),
+            _ => Dtype::F32,
+        };
+        weights[one.of()].enter_layer(tape);
+        *data =
+            Some(if half.dtype() == to { half } else { tape.empty(*half.shape(), to, Part::Weights, "low-rank pair") });
+    }
+    // Numbers from the top: the weights have theirs from 0.
+    let mut next_id = u32::MAX;
+    let mut out: Vec<Tensor> = Vec::new();
+    for (one, data) in all.iter().zip(&data) {
+        let weight = &weights[one.of()];
+        weight.enter_layer(tape);
+        let made = data.as_ref().map(|data| {
+            next_id -= 1;
+            Tensor::leaf_over(tape, data, next_id, *data.shape(), None)
+        });
+        let Some(leaf) = weight.leaf() else { continue };
+        match (one, &made) {
+            (Trained::Bias(_), _) => {
+                leaf.frozen.set(false);
+                out.push(weight.clone());
+            }
+            (Trained::Copy(_, at), _) => leaf.copies.borrow_mut()[*at].clone_from(&made),
+            (Trained::B(_), Some(b)) => {
+                let Some(a) = out.last().cloned() else { continue };
+                let (b, dropout) = (b.clone(), lora.dropout);
+                *leaf.adapter.borrow_mut() = Some(Rc::new(Adapter { a, b, magnitude: None, dropout }));
+            }
+            (Trained::Magnitude(_), Some(_)) => {
+                let pair = leaf.adapter.borrow_mut().take();
+                let Some(Adapter { a, b, dropout, .. }) = pair.and_then(Rc::into_inner) else { continue };
+                *leaf.adapter.borrow_mut() = Some(Rc::new(Adapter { a, b, magnitude: made.clone(), dropout }));
+            }
+            _ => {}
+        }
+        out.extend(made);
+    }
+    tape.set_scope(before);
+    tape.set_layer(0);
+    out
+}
+
+/// What a pair is made in: the base's dtype, a 4-bit layer's compute dtype, FP32 over integers.
+fn pair_dtype(weight: &Tensor) -> Dtype {
+    match weight.leaf().and_then(|leaf| leaf.quantized.as_ref()) {
+        Some(q) if q.code == Code::Int8 => Dtype::F32,
+        Some(q) => q.compute,
+        None => weight.dtype(),
+    }
+}
+
+fn has_bias(model: &dyn Model, one: Trained) -> bool {
+    model.parameter_names().get(one.of() + 1).is_some_and(|name| name.ends_with(".bias"))
+}
+
+/// DoRA's first magnitude: the norm of the weight with its pair. A 4-bit layer is copied whole for it, its state twice.
+fn first_magnitude(tape: &Tape, weight: &Tensor, [a, b]: [&Tensor; 2], in_out: bool, bias: bool) -> Tensor {
+    let quantized = weight.leaf().and_then(|leaf| leaf.quantized.clone());
+    let copies = quantized.as_ref().filter(|q| q.code != Code::Int8).map(|q| {
+        let copy = |t: &Tensor| {
+            let copy = tape.temp(*t.shape(), t.dtype(), "copy of the layer");
+            drop(tape.temp(Shape::new(&[]), t.dtype(), "empty copy"));
+            copy
+        };
+        let mut copies: Vec<Tensor> = q.state.iter().map(copy).collect();
+        copies.push(copy(&q.packed));
+        if bias {
+            copies.extend(q.bias.borrow().as_ref().map(|b| tape.temp(*b.shape(), b.dtype(), "copy of the layer")));
+        }
+        copies.extend(q.state.iter().map(copy));
+        copies
+    });
+    let dense = tape.dense_weight(weight);
+    // FP16 pairs are taken to FP32 for the product and back.
+    let wide = |t: &Tensor| if t.dtype() == Dtype::F16 { tape.cast_raw(t, Dtype::F32) } else { t.clone() };
+    let (a, b) = (wide(a), wide(b));
+    let mut product = tape.product_out(Shape::new(&[b.dim(0), a.dim(1)]), &b, "low-rank product");
+    if a.dtype() != weight.dtype() && weight.dtype() == Dtype::F16 {
+        product = tape.cast_raw(&product, Dtype::F16);
+    }
+    let dense = if in_out && quantized.is_none() { dense.alias(dense.shape().transposed(0, 1)) } else { dense };
+    let norm = tape.weight_norm(&dense, &product);
+    drop(copies);
+    drop((dense, product, a, b));
+    tape.becomes(&norm, Part::Weights);
+    norm
+}
+
+/// What is wrong with `lora` on `model`: adapters that the family cannot take, names that it lacks.
+pub(crate) fn issues(model: &dyn Model, lora: &Lora, quantized: bool) -> Vec<Issue> {
+    let not_modelled = |field: &str, what: &str| Issue::new(field, IssueKind::NotModelled { what: what.into() });
     let names = model.linear_names();
     if names.is_empty() {
         let what = format!("adapters over the family {}", model.family());
@@ -75,14 +255,37 @@ pub(crate) fn issues(model: &dyn Model, lora: &Lora) -> Vec<Issue> {
     let mut known: Vec<&str> = names.into_iter().flatten().collect();
     sort_short_by_key(&mut known, |name| *name);
     known.dedup();
-    let unknown = |target: &&String| !known.contains(&target.as_str());
-    lora.targets
-        .iter()
-        .filter(unknown)
-        .map(|target| {
-            let did_you_mean = known.iter().map(|n| (*n).to_owned()).collect();
-            let found = target.chars().take(80).collect();
-            Issue::new("recipe.lora.targets", IssueKind::UnknownName { found, did_you_mean })
-        })
-        .collect()
+    let unknown = |field: &'static str, name: &str, known: &[&str]| {
+        let did_you_mean = known.iter().map(|n| (*n).to_owned()).collect();
+        let found = name.chars().take(80).collect();
+        Issue::new(field, IssueKind::UnknownName { found, did_you_mean })
+    };
+    let mut issues = Vec::new();
+    if !lora.targets_all() {
+        for target in lora.targets.iter().filter(|t| !known.contains(&t.as_str())) {
+            issues.push(unknown("recipe.lora.targets", target, &known));
+        }
+    }
+    let parameters = model.parameter_names();
+    if parameters.is_empty() && (lora.bias != LoraBias::None || !lora.modules_to_save.is_empty()) {
+        let what = format!("trained biases or copies beside adapters over the family {}", model.family());
+        issues.push(Issue::new("recipe.lora", IssueKind::NotModelled { what }));
+        return issues;
+    }
+    if lora.bias != LoraBias::None && (quantized || lora.use_dora || lora.adapter_dtype.is_some()) {
+        issues.push(not_modelled("recipe.lora.bias", "trained biases beside quantised weights, DoRA or cast adapters"));
+    }
+    for module in &lora.modules_to_save {
+        let tied = is_tied(model, 0) && module == HEAD;
+        let mut found = parameters.iter().filter(|name| is_module(name, module)).peekable();
+        if found.peek().is_none() && !tied {
+            issues.push(unknown("recipe.lora.modules_to_save", module, &[HEAD, "embed_tokens", "classifier"]));
+        }
+        let inside = |name: &String| crate::step::load::layer_of(name) != 0 || name.to_lowercase().contains("norm");
+        if found.any(inside) || module == "classifier" && quantized {
+            issues
+                .push(not_modelled("recipe.lora.modules_to_save", "copies of layers' modules, norms, quantised heads"));
+        }
+    }
+    issues
 }

@@ -38,7 +38,8 @@ pub fn smallest_card(walk: &Walk, config: &Config, readings: &Readings) -> Small
     let pages = |bytes: Bytes| bytes.get().div_ceil(SMALL_BUFFER);
     let of = |pages: u64| Bytes(pages * SMALL_BUFFER);
     // Less than the allocated peak never suffices; the reserved peak always does.
-    let (mut low, mut high) = (pages(readings.max_allocated).saturating_sub(1), pages(readings.max_reserved));
+    let (mut low, mut high) =
+        (pages(readings.highest_allocated()).saturating_sub(1), pages(readings.highest_reserved()));
     let mut failure = completes(walk, config, of(low)).err();
     while high - low > 1 {
         let middle = low + (high - low) / 2;

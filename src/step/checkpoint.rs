@@ -6,7 +6,7 @@
 
 use core::cell::{Cell, RefCell};
 use core::fmt;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 
 use crate::bill::Part;
 use crate::step::tape::Tape;
@@ -19,8 +19,8 @@ pub enum Saved {
     Nothing,
     /// The tensor.
     Tensor(Tensor),
-    /// A place among a checkpointed layer's saved tensors.
-    Packed(Rc<Frame>, usize),
+    /// A place among a checkpointed layer's saved tensors, and what says that it is still wanted.
+    Packed(Rc<Frame>, usize, Rc<()>),
 }
 
 impl Saved {
@@ -38,7 +38,9 @@ impl Saved {
             Some(Hook::Pack(frame)) => {
                 let place = frame.saved.get();
                 frame.saved.set(place + 1);
-                Self::Packed(frame, place)
+                let wanted = Rc::new(());
+                frame.wanted.borrow_mut().push(Rc::downgrade(&wanted));
+                Self::Packed(frame, place, wanted)
             }
             Some(Hook::Recompute(frame)) => {
                 let kept = tensor.detached();
@@ -46,12 +48,14 @@ impl Saved {
                     tape.becomes(&kept, Part::Activations);
                 }
                 let mut recomputed = frame.recomputed.borrow_mut();
-                recomputed.push(Some(kept));
+                let wanted = frame.wanted.borrow().get(recomputed.len()).is_some_and(|w| w.strong_count() > 0);
+                recomputed.push(wanted.then(|| kept.clone()));
                 if recomputed.len() == frame.saved.get() {
                     tape.0.stopped.set(true);
                 }
-                // The recomputation's own graph is never run: its saved tensors are the frame's.
-                Self::Nothing
+                // The recomputation's own graph is never run: its saved tensors are the frame's, but for those of a part
+                // whose graph was gone before forward ended.
+                if wanted { Self::Nothing } else { Self::Tensor(kept) }
             }
         }
     }
@@ -61,7 +65,7 @@ impl Saved {
         match self {
             Self::Nothing => None,
             Self::Tensor(t) => Some(t.clone()),
-            Self::Packed(frame, place) => {
+            Self::Packed(frame, place, _) => {
                 frame.recompute(tape);
                 frame.recomputed.borrow_mut().get_mut(*place).and_then(Option::take)
             }
@@ -76,6 +80,7 @@ pub struct Frame {
     input: RefCell<Option<Tensor>>,
     again: Again,
     saved: Cell<usize>,
+    wanted: RefCell<Vec<Weak<()>>>,
     recomputed: RefCell<Vec<Option<Tensor>>>,
     done: Cell<bool>,
 }
@@ -147,6 +152,7 @@ pub fn checkpointed_many(
             tape.with_autocast(autocast, || again(tape, &input))
         }),
         saved: Cell::new(0),
+        wanted: RefCell::default(),
         recomputed: RefCell::default(),
         done: Cell::new(false),
     });

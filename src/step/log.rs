@@ -29,6 +29,12 @@ pub enum Event {
 /// Where a loop would read `memory_allocated` and reset its peak.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mark {
+    /// `from_pretrained` has returned.
+    Loaded,
+    /// The cache is empty after it.
+    LoadedAndEmptied,
+    /// What is not quantised has been taken to FP32.
+    Prepared,
     /// Model and optimizer exist, the cache is empty.
     Base,
     /// A step begins.

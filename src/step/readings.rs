@@ -61,6 +61,28 @@ pub struct MicroReadings {
     pub after_backward: Bytes,
 }
 
+/// Readings when `from_pretrained` returns, before the cache is emptied. Its peaks are apart from the run's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LoadReadings {
+    /// Allocated.
+    pub allocated: Bytes,
+    /// Reserved.
+    pub reserved: Bytes,
+    /// The most allocated at once while it loaded.
+    pub max_allocated: Bytes,
+    /// The most reserved at once while it loaded.
+    pub max_reserved: Bytes,
+}
+
+/// Readings of `prepare_model_for_kbit_training`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PrepareReadings {
+    /// Growth over it.
+    pub delta: i64,
+    /// The most allocated at once.
+    pub peak: Bytes,
+}
+
 /// Readings of a run: what exists before the first step, the first step, the steady one, and the run's maxima.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Readings {
@@ -68,6 +90,15 @@ pub struct Readings {
     pub params: Bytes,
     /// Buffers, in requested bytes.
     pub buffers: Bytes,
+    /// When a checkpoint was loaded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub load: Option<LoadReadings>,
+    /// When quantised weights were prepared.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prepare: Option<PrepareReadings>,
+    /// Scales and codes beside quantised weights, in requested bytes.
+    #[serde(default, skip_serializing_if = "Bytes::is_zero")]
+    pub quant_state: Bytes,
     /// Allocated after model and optimizer exist, the cache emptied.
     pub base: Bytes,
     /// Reserved at the same time.
@@ -94,6 +125,18 @@ pub struct Readings {
 }
 
 impl Readings {
+    /// The most allocated at once, loading included.
+    #[must_use]
+    pub fn highest_allocated(&self) -> Bytes {
+        self.load.map_or(self.max_allocated, |load| load.max_allocated.max(self.max_allocated))
+    }
+
+    /// The most reserved at once, loading included.
+    #[must_use]
+    pub fn highest_reserved(&self) -> Bytes {
+        self.load.map_or(self.max_reserved, |load| load.max_reserved.max(self.max_reserved))
+    }
+
     /// The first step.
     #[must_use]
     pub fn first(&self) -> Option<&StepReadings> {

@@ -2,8 +2,9 @@
 
 use crate::allocator::{Allocator, BlockId, Config, OutOfMemory};
 use crate::bill::{Instant, Part};
+use crate::step::load::{QUANT_MAP, QUANT_STATE};
 use crate::step::log::{Event, Mark};
-use crate::step::readings::{MicroReadings, Readings, StepReadings};
+use crate::step::readings::{LoadReadings, MicroReadings, PrepareReadings, Readings, StepReadings};
 use crate::step::train::Walk;
 use crate::units::Bytes;
 
@@ -114,9 +115,33 @@ impl Run<'_> {
         let now = self.allocator.stats().allocated.current;
         let part = |live: &[u64; 5], p: Part| Bytes(live[p as usize]);
         match mark {
-            Mark::Base => {
+            Mark::Loaded => {
+                let stats = self.allocator.stats();
+                self.out.load = Some(LoadReadings {
+                    allocated: now,
+                    reserved: stats.reserved.current,
+                    max_allocated: stats.allocated.peak,
+                    max_reserved: stats.reserved.peak,
+                });
+            }
+            Mark::LoadedAndEmptied => {
                 self.allocator.reset_peaks();
-                self.out.params = part(&self.live, Part::Weights);
+                self.last = now;
+            }
+            Mark::Prepared => {
+                let peak = self.allocator.stats().allocated.peak;
+                self.out.prepare = Some(PrepareReadings { delta: difference(now, self.last), peak });
+            }
+            Mark::Base => {
+                // Loading's own peaks are apart; what came after counts.
+                if self.out.load.is_some() {
+                    self.note();
+                }
+                self.allocator.reset_peaks();
+                let apart = |op: &str| self.walk.tensors.iter().filter(|t| t.op == op).map(|t| t.bytes.get()).sum();
+                self.out.quant_state = Bytes(apart(QUANT_STATE));
+                let states = self.out.quant_state.get() + apart(QUANT_MAP);
+                self.out.params = part(&self.live, Part::Weights).saturating_sub(Bytes(states));
                 self.out.base = now;
                 self.out.base_reserved = self.allocator.stats().reserved.current;
             }

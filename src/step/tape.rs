@@ -38,6 +38,8 @@ pub(crate) struct State {
     layer: Cell<u32>,
     instant: Cell<Instant>,
     inputs_need_grad: Cell<bool>,
+    /// Parameters that are on the device already, by their place among the model's.
+    supplied: RefCell<Vec<Tensor>>,
     pinned: RefCell<Vec<(Tensor, Rc<Gradient>)>>,
     /// Whether this is the thread that runs backward: it has cuBLAS handles of its own.
     backward_thread: Cell<bool>,
@@ -66,6 +68,7 @@ impl Tape {
             layer: Cell::new(0),
             instant: Cell::new(Instant::Forward),
             inputs_need_grad: Cell::new(false),
+            supplied: RefCell::default(),
             pinned: RefCell::default(),
             backward_thread: Cell::new(false),
             workspaces: RefCell::default(),
@@ -92,6 +95,15 @@ impl Tape {
         self.empty(shape, dtype, Part::Temporary, op)
     }
 
+    /// Says which parameters are on the device already; a model that is built takes them.
+    pub(crate) fn supply(&self, weights: Vec<Tensor>) {
+        *self.0.supplied.borrow_mut() = weights;
+    }
+
+    pub(crate) fn supplied(&self, place: usize) -> Option<Tensor> {
+        self.0.supplied.borrow().get(place).cloned()
+    }
+
     /// A buffer of the model, whose memory is counted where the model is built.
     #[must_use]
     pub fn buffer(&self, shape: Shape, dtype: Dtype) -> Tensor {
@@ -107,6 +119,13 @@ impl Tape {
             self.0.graph_leaves.borrow_mut().push(leaf.clone());
         }
         leaf
+    }
+
+    /// Keeps what an autograd function holds as an attribute of its own, which backward does not release.
+    pub(crate) fn hold(&self, tensor: &Tensor) {
+        if !self.0.hooks.borrow().recomputing() {
+            self.0.graph_leaves.borrow_mut().push(tensor.clone());
+        }
     }
 
     /// The leaves that the graph of the forward just run holds, for whoever holds its loss.

@@ -7,6 +7,7 @@ use std::rc::Rc;
 use crate::bill::Part;
 use crate::step::autograd::{Edge, Gradient, Node};
 use crate::step::log::Event;
+use crate::step::ops::Quantized;
 use crate::step::shape::{Dim, Shape};
 use crate::step::tape::Tape;
 
@@ -90,6 +91,10 @@ pub(crate) struct Leaf {
     pub(crate) table: Cell<Table>,
     /// The pair that runs beside this linear weight.
     pub(crate) adapter: RefCell<Option<Rc<Adapter>>>,
+    /// The trained copies that run in its place: in a linear layer, in a look-up.
+    pub(crate) copies: RefCell<[Option<Tensor>; 2]>,
+    /// How this linear weight is kept in 4 or 8 bits.
+    pub(crate) quantized: Option<Rc<Quantized>>,
 }
 
 /// What a matrix is besides a linear layer's weight.
@@ -103,12 +108,19 @@ pub(crate) enum Table {
     /// The weight of the output head.
     Head,
 }
+/// Where a trained copy runs in a weight's place.
+pub(crate) const AS_LINEAR: usize = 0;
+/// Where a trained copy runs in a look-up table's place.
+pub(crate) const AS_TABLE: usize = 1;
 
 /// A low-rank pair: A [r, in] and B [out, r].
 #[derive(Debug)]
 pub(crate) struct Adapter {
     pub(crate) a: Tensor,
     pub(crate) b: Tensor,
+    /// DoRA's magnitude per output.
+    pub(crate) magnitude: Option<Tensor>,
+    pub(crate) dropout: f64,
 }
 
 #[derive(Debug)]
@@ -139,6 +151,12 @@ impl Tensor {
     /// A leaf that serves `part`.
     pub(crate) fn leaf_of(tape: &Tape, id: u32, shape: Shape, dtype: Dtype, part: Part, op: &'static str) -> Self {
         let data = tape.empty(shape, dtype, part, op);
+        Self::leaf_over(tape, &data, id, shape, None)
+    }
+
+    /// A leaf of sizes `shape` over `data`, whose memory may be laid out as a code for weights.
+    pub(crate) fn leaf_over(tape: &Tape, data: &Self, id: u32, shape: Shape, quantized: Option<Rc<Quantized>>) -> Self {
+        let dtype = data.dtype();
         let grad: Rc<Gradient> = Rc::default();
         let accumulate = Node::accumulate(grad.clone(), shape, dtype);
         let leaf = Rc::new(Leaf {
@@ -149,6 +167,8 @@ impl Tensor {
             frozen: Cell::new(false),
             table: Cell::default(),
             adapter: RefCell::default(),
+            copies: RefCell::default(),
+            quantized,
         });
         Self(Rc::new(Impl {
             storage: data.0.storage.clone(),
@@ -252,6 +272,12 @@ impl Tensor {
             (None, Some(leaf)) => Some(Edge { node: leaf.accumulate.clone(), output: 0 }),
             (None, None) => None,
         }
+    }
+
+    /// What runs in its place (`modules_to_save`), itself where nothing does.
+    pub(crate) fn in_use(&self, at: usize) -> Self {
+        let copy = self.leaf().and_then(|leaf| leaf.copies.borrow()[at].clone());
+        copy.unwrap_or_else(|| self.clone())
     }
 
     pub(crate) fn storage_id(&self) -> Option<u32> {

@@ -12,13 +12,13 @@ use crate::model::family::{Built, Model, Parameter, Run};
 use crate::plan::Framework;
 use crate::recipe::optimizer::Slots;
 use crate::recipe::{Checkpointing, Ema, OptimizerImpl, Precision, Recipe, ZeroGrad};
-use crate::step::adapters;
 use crate::step::autograd::{Gradient, backward};
 use crate::step::log::{Event, Mark, TensorInfo};
 use crate::step::repeat::{WALKED_LAYERS, expand};
 use crate::step::shape::{Dim, Shape, Symbol};
 use crate::step::tape::{Device, Tape};
 use crate::step::tensor::{Dtype, Table, Tensor};
+use crate::step::{adapters, load};
 use crate::units::Bytes;
 
 /// The events of a walk and the storages they are about.
@@ -72,7 +72,7 @@ pub fn walk_short(
     framework: &Framework,
     steps: Steps,
 ) -> Result<Walk, TooLarge> {
-    let whole = Whole::of(model, recipe);
+    let whole = Whole::of(model, recipe, precision);
     match (model.layers().checked_sub(WALKED_LAYERS), model.with_layers(WALKED_LAYERS)) {
         (Some(repeats), Some(short)) if repeats > 0 => {
             let walk = run(short.as_ref(), &whole, recipe, precision, device, framework, steps)?;
@@ -97,7 +97,7 @@ pub fn walk(
     let short = walk_short(model, recipe, precision, device, framework, steps)?;
     match expand(&short) {
         Some(walk) => Ok(walk),
-        None => run(model, &Whole::of(model, recipe), recipe, precision, device, framework, steps),
+        None => run(model, &Whole::of(model, recipe, precision), recipe, precision, device, framework, steps),
     }
 }
 
@@ -113,7 +113,7 @@ pub fn walk_literally(
     framework: &Framework,
     steps: Steps,
 ) -> Result<Walk, TooLarge> {
-    run(model, &Whole::of(model, recipe), recipe, precision, device, framework, steps)
+    run(model, &Whole::of(model, recipe, precision), recipe, precision, device, framework, steps)
 }
 
 /// What a few layers cannot tell of the whole model.
@@ -122,15 +122,18 @@ struct Whole {
     tensors: u64,
     /// Blocks of multi-tensor kernels over all of them.
     chunks: u64,
+    /// Bytes that loading allocates before it begins.
+    warm_up: u64,
 }
 
 impl Whole {
-    fn of(model: &dyn Model, recipe: &Recipe) -> Self {
+    fn of(model: &dyn Model, recipe: &Recipe, precision: Precision) -> Self {
         /// Elements per block of a multi-tensor kernel.
         const CHUNK: u64 = 65_536;
         let trained = adapters::trained_shapes(model, recipe.lora.as_ref());
         let chunks = trained.iter().map(|s| s.numel().unwrap_or(0).div_ceil(CHUNK)).sum();
-        Self { tensors: trained.len() as u64, chunks }
+        let warm_up = load::warm_up_bytes(model, recipe, load::loaded_dtype(recipe, precision));
+        Self { tensors: trained.len() as u64, chunks, warm_up }
     }
 }
 
@@ -154,22 +157,28 @@ fn run(
 ) -> Result<Walk, TooLarge> {
     let tape = Tape::new(Device { workspace_kept: framework.workspace_kept(), ..device });
     let weights = weights_dtype(precision);
+    let loaded = load::loads(recipe).then(|| load::load(&tape, model, recipe, precision, whole.warm_up));
+    let loaded = loaded.map(|loaded| {
+        tape.supply(loaded.weights);
+        loaded.buffers
+    });
     let built = model.build(&tape, weights);
     for (w, table) in built.weights().iter().zip(tables(&model.parameters())) {
         if let Some(leaf) = w.leaf() {
             leaf.table.set(table);
         }
     }
-    let after = if built.holds_buffers() { Vec::new() } else { model.buffer_bytes(weights) };
-    let buffers: Vec<Tensor> = after
-        .into_iter()
-        .map(|n| tape.empty(Shape::new(&[Dim::plain(n)]), Dtype::U8, Part::Weights, "buffer"))
-        .collect();
+    tape.supply(Vec::new());
+    let buffers: Vec<Tensor> = loaded.unwrap_or_else(|| {
+        let after = if built.holds_buffers() { Vec::new() } else { model.buffer_bytes(weights) };
+        let buffer = |n: u64| tape.empty(Shape::new(&[Dim::plain(n)]), Dtype::U8, Part::Weights, "buffer");
+        after.into_iter().map(buffer).collect()
+    });
     let trained = match &recipe.lora {
         None => built.weights().to_vec(),
         Some(lora) => {
             tape.set_inputs_need_grad(recipe.checkpointing != Checkpointing::None);
-            adapters::attach(&tape, lora, &model.linear_names(), built.weights())
+            adapters::attach(&tape, model, lora, built.weights())
         }
     };
     let mut job = Loop::new(&tape, built.as_ref(), &trained, whole, recipe, precision);

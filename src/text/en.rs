@@ -422,6 +422,13 @@ impl Catalogue for English {
             StepReading::Peak => "Peak of the step",
         };
         match name {
+            ReadingName::LoadAllocated => "Loaded".into(),
+            ReadingName::LoadReserved => "Reserved when loaded".into(),
+            ReadingName::LoadMaxAllocated => "Highest allocated while loading".into(),
+            ReadingName::LoadMaxReserved => "Highest reserved while loading".into(),
+            ReadingName::PrepareDelta => "Growth over the preparation for training".into(),
+            ReadingName::PreparePeak => "Highest during the preparation for training".into(),
+            ReadingName::QuantState => "Scales of quantised weights".into(),
             ReadingName::Params => "Parameters".into(),
             ReadingName::Base => "Model and optimizer made (base)".into(),
             ReadingName::Step(Which::First, reading) => format!("{}, first step", of_step(reading)),

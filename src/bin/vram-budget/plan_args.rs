@@ -9,8 +9,8 @@ use vram_budget::machine::{CustomGpu, GpuChoice};
 use vram_budget::model::ModelSource;
 use vram_budget::plan::{Framework, PLAN_VERSION, Plan, Policy, Version};
 use vram_budget::recipe::{
-    Attention, Checkpointing, Ema, Lora, OptimizerImpl, OptimizerName, Precision, Recipe, ScaleType, SdpaBackend,
-    ZeroGrad,
+    Attention, Checkpointing, Ema, FloatName, Load, Lora, LoraBias, OptimizerImpl, OptimizerName, Precision, QuantKind,
+    Quantization, Recipe, ScaleType, SdpaBackend, ZeroGrad,
 };
 use vram_budget::units::{Bytes, parse_bytes};
 
@@ -107,9 +107,42 @@ pub(crate) struct PlanArgs {
     /// Trains low-rank adapters of this rank over frozen weights
     #[arg(long, value_name = "R", help_heading = "Recipe")]
     lora_rank: Option<u64>,
-    /// Linear layers that get adapters, separated by commas [default: q_proj,v_proj]
+    /// Linear layers that get adapters, separated by commas, or all-linear [default: q_proj,v_proj]
     #[arg(long, value_name = "NAMES", value_delimiter = ',', requires = "lora_rank", help_heading = "Recipe")]
     lora_targets: Option<Vec<String>>,
+    /// Share of an adapter's input that is dropped [default: 0]
+    #[arg(long, value_name = "SHARE", requires = "lora_rank", help_heading = "Recipe")]
+    lora_dropout: Option<f64>,
+    /// Biases that are trained beside adapters [default: none]
+    #[arg(long, value_parser = named::<LoraBias>(&["none", "all", "lora_only"]), requires = "lora_rank",
+        help_heading = "Recipe")]
+    lora_bias: Option<LoraBias>,
+    /// Modules that are trained as copies of their own beside adapters, separated by commas
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', requires = "lora_rank", help_heading = "Recipe")]
+    lora_save: Option<Vec<String>>,
+    /// What adapters are kept in [default: FP32]
+    #[arg(long, value_parser = named::<FloatName>(&["bfloat16", "float16", "float32"]), requires = "lora_rank",
+        help_heading = "Recipe")]
+    lora_dtype: Option<FloatName>,
+    /// Weight-decomposed adapters (DoRA)
+    #[arg(long, requires = "lora_rank", help_heading = "Recipe")]
+    dora: bool,
+    /// Keeps the linear layers' weights in 4 or 8 bits beneath the adapters (QLoRA)
+    #[arg(long, value_parser = named::<QuantKind>(&["nf4", "fp4", "int8"]), help_heading = "Recipe")]
+    quantization: Option<QuantKind>,
+    /// Quantises the 4-bit code's scales too
+    #[arg(long, requires = "quantization", help_heading = "Recipe")]
+    double_quant: bool,
+    /// The type in which products with 4-bit weights run [default: bfloat16]
+    #[arg(long, value_parser = named::<FloatName>(&["bfloat16", "float16", "float32"]), requires = "quantization",
+        help_heading = "Recipe")]
+    compute_dtype: Option<FloatName>,
+    /// Leaves what is not quantised as it was loaded: no prepare_model_for_kbit_training
+    #[arg(long, requires = "quantization", help_heading = "Recipe")]
+    no_prepare: bool,
+    /// How the model gets onto the device [default: init]
+    #[arg(long, value_parser = named::<Load>(&["init", "pretrained"]), help_heading = "Recipe")]
+    load: Option<Load>,
     /// Clips gradients to this norm
     #[arg(long, value_name = "NORM", help_heading = "Recipe")]
     clip_grad: Option<f64>,
@@ -250,8 +283,20 @@ impl PlanArgs {
         if let Some(r) = self.lora_rank {
             // peft's own defaults for Llama-class models.
             let default = || vec!["q_proj".into(), "v_proj".into()];
-            recipe.lora = Some(Lora { r, targets: self.lora_targets.clone().unwrap_or_else(default) });
+            recipe.lora = Some(Lora {
+                dropout: self.lora_dropout.unwrap_or(0.0),
+                bias: self.lora_bias.unwrap_or_default(),
+                modules_to_save: self.lora_save.clone().unwrap_or_default(),
+                adapter_dtype: self.lora_dtype,
+                use_dora: self.dora,
+                ..Lora::new(r, self.lora_targets.clone().unwrap_or_else(default))
+            });
         }
+        if let Some(kind) = self.quantization {
+            let (double_quant, compute_dtype, prepare) = (self.double_quant, self.compute_dtype, !self.no_prepare);
+            recipe.quantization = Some(Quantization { kind, double_quant, compute_dtype, prepare });
+        }
+        set(&mut recipe.load, self.load);
         replace(&mut recipe.clip_grad, self.clip_grad);
         recipe.keep_outputs |= self.keep_outputs;
         set(&mut recipe.zero_grad, self.zero_grad);

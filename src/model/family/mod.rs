@@ -229,10 +229,11 @@ impl<'a> Parameters<'a> {
         Self { tape, dtype, all: Vec::new() }
     }
 
-    /// Allocates the next parameter.
+    /// The next parameter, allocated unless it has been loaded.
     pub(crate) fn add(&mut self, shape: Shape) -> Tensor {
         let id = u32::try_from(self.all.len()).unwrap_or(u32::MAX);
-        let p = Tensor::parameter(self.tape, id, shape, self.dtype);
+        let loaded = self.tape.supplied(self.all.len());
+        let p = loaded.unwrap_or_else(|| Tensor::parameter(self.tape, id, shape, self.dtype));
         self.all.push(p.clone());
         p
     }

@@ -5,13 +5,13 @@ use crate::step::ops::pointwise::first;
 use crate::step::ops::sort::{bits, radix_sort_scratch, scan_scratch, selection_scratch};
 use crate::step::shape::{Dim, Shape};
 use crate::step::tape::Tape;
-use crate::step::tensor::{Dtype, Tensor};
+use crate::step::tensor::{AS_TABLE, Dtype, Tensor};
 
 impl Tape {
     /// `nn.Embedding` of a model: the look-up, as the model's input where it is that.
     #[must_use]
     pub fn embedding(&self, ids: &Tensor, weight: &Tensor) -> Tensor {
-        self.as_input(self.look_up(ids, weight), weight)
+        self.as_input(self.look_up(ids, &weight.in_use(AS_TABLE)), weight)
     }
 
     /// `out`, the output of the embedding module with this weight, as adapters under checkpointing make the model's input:

@@ -4,7 +4,7 @@ use crate::step::autograd::{Grads, Recorder};
 use crate::step::ops::pointwise::first;
 use crate::step::shape::{Dim, Shape};
 use crate::step::tape::Tape;
-use crate::step::tensor::Tensor;
+use crate::step::tensor::{AS_LINEAR, Tensor};
 
 /// How a weight matrix lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,44 +27,29 @@ impl Tape {
     /// `nn.Linear`: weight [out, in].
     #[must_use]
     pub fn linear(&self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Tensor {
-        let result = match bias {
-            None => self.linear_plain(x, weight),
-            Some(bias) => self.linear_bias(x, weight, bias, WeightLayout::OutIn),
-        };
-        self.adapted(x, weight, result)
+        self.adaptable(x, weight, bias, WeightLayout::OutIn)
     }
 
     /// GPT-2's `Conv1D`: weight [in, out], always with a bias.
     #[must_use]
     pub fn conv1d(&self, x: &Tensor, weight: &Tensor, bias: &Tensor) -> Tensor {
-        let result = self.linear_bias(x, weight, bias, WeightLayout::InOut);
-        self.adapted(x, weight, result)
+        self.adaptable(x, weight, Some(bias), WeightLayout::InOut)
     }
 
-    /// `result + lora_B(lora_A(x)) × scaling` where the weight has a pair, in the result's dtype (peft 0.21,
-    /// `lora.Linear.forward`): the input is cast to the pair's dtype first.
-    fn adapted(&self, x: &Tensor, weight: &Tensor, mut result: Tensor) -> Tensor {
-        let Some(pair) = weight.leaf().and_then(|leaf| leaf.adapter.borrow().clone()) else { return result };
-        let dtype = result.dtype();
-        let x = self.to(x, pair.a.dtype());
-        let scaled = {
-            let out = {
-                let low = self.linear_plain(&x, &pair.a);
-                self.linear_plain(&low, &pair.b)
-            };
-            self.mul_scalar(&out)
+    fn adaptable(&self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, layout: WeightLayout) -> Tensor {
+        let quantized = weight.leaf().and_then(|leaf| leaf.quantized.clone());
+        let in_use = weight.in_use(AS_LINEAR);
+        let bias = &bias.map(|bias| bias.in_use(AS_LINEAR));
+        let result = match (quantized, bias) {
+            (Some(quantized), _) => self.linear_quantized(x, &quantized, bias.is_some()),
+            (None, None) => self.linear_plain(x, &in_use),
+            (None, Some(bias)) => self.linear_bias(x, &in_use, bias, layout),
         };
-        let sum = self.add(&result, &scaled);
-        drop(scaled);
-        result = sum;
-        let out = self.to(&result, dtype);
-        drop(result);
-        drop(x);
-        out
+        self.adapted(x, weight, bias.as_ref(), layout, result)
     }
 
     /// Without a bias: `mm` over the rows. Autocast casts the arguments from the last to the first.
-    fn linear_plain(&self, x: &Tensor, weight: &Tensor) -> Tensor {
+    pub(super) fn linear_plain(&self, x: &Tensor, weight: &Tensor) -> Tensor {
         let weight = &self.autocast_lower(weight);
         let x = &self.autocast_lower(x);
         let r = Recorder::begin(self, &[x, weight]);
@@ -150,7 +135,7 @@ impl Tape {
     /// recorded with PyTorch 2.15 on compute capabilities 8.0, 8.9, 9.0 and 10.0). Where cuBLAS workspaces are kept,
     /// cuBLASLt uses the thread's kept one (recorded with PyTorch 2.15 and `TORCH_CUBLAS_WORKSPACE_CACHE=1`; by default
     /// so since 2.11, pytorch/pytorch#168175).
-    fn blas_lt_workspace(&self) -> Option<Tensor> {
+    pub(super) fn blas_lt_workspace(&self) -> Option<Tensor> {
         if self.device().workspace_kept {
             return self.blas_workspace();
         }
@@ -227,13 +212,13 @@ impl Tape {
 }
 
 /// The rows of `x` flattened, and its last dimension.
-fn flat_rows(x: &Tensor) -> (Dim, Dim) {
+pub(super) fn flat_rows(x: &Tensor) -> (Dim, Dim) {
     let dims = x.shape().dims();
     let (last, lead) = dims.split_last().map_or((Dim::plain(1), dims), |(l, rest)| (*l, rest));
     (lead.iter().copied().reduce(Dim::times).unwrap_or(Dim::plain(1)), last)
 }
 
 /// `x`'s sizes with another last dimension, contiguous.
-fn with_last(x: &Tensor, last: Dim) -> Shape {
+pub(super) fn with_last(x: &Tensor, last: Dim) -> Shape {
     x.shape().narrowed(x.shape().rank() - 1, last).contiguous()
 }

@@ -3,10 +3,12 @@
 //! Every rule is PyTorch's eager CUDA path, read in `tools/autograd/derivatives.yaml` and the kernels at 2.15 and checked
 //! against recorded allocations; where an older version differs, the rule says so.
 
+mod adapter;
 mod attention;
 mod convolution;
 mod efficient_kernel;
 mod embedding;
+mod fused_4bit;
 mod image;
 mod loss;
 mod math_attention;
@@ -14,9 +16,11 @@ mod matmul;
 mod moe;
 mod norm;
 mod pointwise;
+mod quantized;
 pub(crate) mod reduce;
 mod sort;
 mod view;
 
 pub use attention::{AttentionShape, SdpaPath};
 pub use convolution::Window;
+pub(crate) use quantized::{BLOCK, Code, NESTED_BLOCK, Quantized};

@@ -11,6 +11,7 @@ impl Tape {
     /// autocast's FP32 list.
     #[must_use]
     pub fn layer_norm(&self, x: &Tensor, weight: &Tensor, bias: &Tensor) -> Tensor {
+        let (weight, bias) = (&self.autocast_f32(weight), &self.autocast_f32(bias));
         let x = &self.autocast_f32(x);
         let r = Recorder::begin(self, &[x, weight, bias]);
         let sx = r.save(x);

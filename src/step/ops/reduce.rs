@@ -10,7 +10,7 @@ const MAX_THREADS: u64 = 512;
 const WARP: u64 = 32;
 /// Inputs that a thread of a reduction along the fastest dimension loads at once (`vt0`).
 const INPUT_VECTOR: u64 = 4;
-/// Bytes per element of what a reduction of floating tensors adds up in.
+/// Bytes per element of what a reduction of floating tensors adds up in; of booleans, one.
 const ACCUMULATOR: u64 = 4;
 
 impl Tape {
@@ -182,7 +182,8 @@ fn global_scratch(device: &Device, iter: &Iter) -> Option<(u64, u64)> {
         return None;
     }
     let lanes = if along { 1 } else { width * vector };
-    Some((ACCUMULATOR.checked_mul(outputs)?.checked_mul(blocks * lanes)?, 4 * grid))
+    let accumulator = if iter.element == 1 { 1 } else { ACCUMULATOR };
+    Some((accumulator.checked_mul(outputs)?.checked_mul(blocks * lanes)?, 4 * grid))
 }
 
 /// Outputs that a thread takes at once: as many of 4 as every stride and the fastest kept dimension allow.
