@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Draws training steps that no rule has seen: one JSON line each, {"id", "case": {"model", "recipe", "device"}}.
 
-    fresh_cases.py SEED [COUNT] [--into FOLDER] [--optimizers | --defined]
+    fresh_cases.py SEED [COUNT] [--into FOLDER] [--optimizers | --defined | --adapters]
 
 The same seed draws the same cases everywhere. With --into, each case is a file of its own, for a recorder that measures
 a folder. Widths, depths, odd sequence lengths, vocabularies, precisions, attention, checkpointing, optimizers, adapters,
@@ -9,7 +9,8 @@ accumulation, clipping and GPU generations are drawn one by one; what a library 
 flash attention before Ampere, a forced backend under recomputation) is not drawn. --optimizers draws the optimizers that
 the plain cases do not have, with their options, optimizers in backward, weights in FP16, FP32 master weights and averages
 of the weights; a for-loop RAdam runs as many steps as it takes to be rectified. --defined draws those
-that their authors' code defines alone.
+that their authors' code defines alone. --adapters draws adapters for every case: LoRA's options, DoRA, quantised weights,
+loading.
 """
 import json
 import os
@@ -221,9 +222,53 @@ def case(d, recipe=recipe):
     return {"model": model(d, family), "recipe": recipe(d, family, sm), "device": device}
 
 
+# Families whose adapters, quantisation and loading are drawn, with the linear layers that adapters may target.
+ADAPTED = {"llama": 5, "mistral": 3, "qwen2": 4, "qwen3": 4, "gpt2": 3, "bert": 3, "roberta": 1, "distilbert": 1, "vit": 2}
+TARGETS = LINEARS | {"gpt2": ["c_attn", "c_proj", "c_fc"], "bert": ["query", "key", "value", "dense"],
+                     "roberta": ["query", "key", "value", "dense"], "distilbert": ["q_lin", "k_lin", "v_lin", "lin1", "lin2"],
+                     "vit": ["q_proj", "k_proj", "v_proj", "o_proj", "fc1", "fc2"]}
+
+
+def adapted(d):
+    """A case with adapters."""
+    family = d.weighted(list(ADAPTED.items()))
+    sm = d.of(GENERATIONS)
+    device = {"sm": sm, "total_mb": d.of(CARDS[sm])}
+    m, r = model(d, family), recipe(d, family, sm)
+    r.pop("lora", None)
+    known = TARGETS[family]
+    first = d.whole(0, len(known) - 1)
+    lora = {"r": d.of([4, 8, 16, 16, 32, 64]),
+            "targets": "all-linear" if d.chance(0.35) else known[first:first + d.whole(1, len(known))]}
+    if d.chance(0.6):
+        half = r["precision"] in ("amp_fp16",) or sm < 80
+        dtype = "float16" if half else "bfloat16"
+        if d.chance(0.25):
+            r["quantization"] = {"kind": "int8"}
+        else:
+            r["quantization"] = {"kind": d.of(["nf4", "nf4", "fp4"]), "double_quant": d.chance(0.5), "compute_dtype": dtype}
+        if d.chance(0.3):
+            r["quantization"]["prepare"] = False
+    elif d.chance(0.3):
+        r["load"] = "pretrained"
+    quantized = "quantization" in r
+    if d.chance(0.35):
+        lora["dropout"] = d.of([0.05, 0.1])
+    if d.chance(0.3):
+        lora["use_dora"] = True
+    elif not quantized and d.chance(0.3):
+        lora["bias"] = d.of(["all", "lora_only"])
+    elif d.chance(0.25) and r["precision"] == "pure_bf16":
+        lora["adapter_dtype"] = "bfloat16"
+    if family in ("llama", "mistral", "qwen2", "qwen3") and d.chance(0.15):
+        lora["modules_to_save"] = d.of([["lm_head"], ["embed_tokens", "lm_head"]])
+    r["lora"] = lora
+    return {"model": m, "recipe": r, "device": device}
+
+
 def main():
     into = None
-    args = [a for a in sys.argv[1:] if a not in ("--optimizers", "--defined")]
+    args = [a for a in sys.argv[1:] if a not in ("--optimizers", "--defined", "--adapters")]
     draw = further if "--optimizers" in sys.argv else recipe
     if "--defined" in sys.argv:
         def draw(d, family, sm):
@@ -235,7 +280,7 @@ def main():
     seed, count = int(args[0]), int(args[1]) if len(args) > 1 else 150
     d = Draw(seed)
     for i in range(count):
-        drawn = case(d, draw)
+        drawn = adapted(d) if "--adapters" in sys.argv else case(d, draw)
         name = f"fresh{seed}_{i:03}_{drawn['model']['model_type']}"
         if into is None:
             print(json.dumps({"id": name, "case": drawn}, separators=(",", ":")))
