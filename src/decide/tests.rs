@@ -7,7 +7,7 @@ use crate::issue::{Issue, IssueKind};
 use crate::machine::{CustomGpu, GpuChoice, Machine};
 use crate::model::ModelSource;
 use crate::plan::{Framework, PLAN_VERSION, Plan, Policy};
-use crate::recipe::{Attention, Checkpointing, OptimizerImpl, Precision, Recipe};
+use crate::recipe::{Attention, Checkpointing, Lora, OptimizerImpl, Precision, QuantKind, Quantization, Recipe};
 use crate::units::{Bytes, GIB};
 
 fn gib(n: u64) -> Bytes {
@@ -244,12 +244,18 @@ fn thresholds_are_the_plans() {
     assert_eq!(issues[0].field, "policy.margin_low", "the low margin is above the high one");
 }
 
-/// A walk that answers to the remedies: checkpointing takes 5 GiB, fused 2, half the micro-batch half the activations.
+/// A walk that answers to the remedies: checkpointing takes 5 GiB, fused 2, half the micro-batch half the activations,
+/// adapters 8, over 4-bit weights 11.
 fn responsive(plan: &Plan) -> Result<Estimate, Vec<Issue>> {
     let recipe = &plan.recipe;
     let activations = if recipe.checkpointing == Checkpointing::Full { 1 } else { 6 } * recipe.micro_batch;
     let temporary = if recipe.optimizer.implementation == Some(OptimizerImpl::Fused) { 0 } else { 2 };
-    let rigid = if recipe.precision == Some(Precision::PureBf16) { [2, 2, 2] } else { [4, 4, 4] };
+    let rigid = match (&recipe.lora, &recipe.quantization) {
+        (_, Some(_)) => [1, 0, 0],
+        (Some(_), None) => [4, 0, 0],
+        _ if recipe.precision == Some(Precision::PureBf16) => [2, 2, 2],
+        _ => [4, 4, 4],
+    };
     let parts = [rigid[0], rigid[1], rigid[2], activations, temporary];
     Ok(estimate(parts, Some(parts.iter().sum())))
 }
@@ -269,6 +275,8 @@ fn remedies_are_priced_by_walking_again_and_ordered() {
             (RemedyId::FusedOptimizer, 2, VerdictKind::DoesNotFit),
             (RemedyId::ExpandableSegments, 0, VerdictKind::DoesNotFit),
             (RemedyId::OptimizerInBackward, 0, VerdictKind::DoesNotFit),
+            (RemedyId::Qlora, 11, VerdictKind::Fits),
+            (RemedyId::Lora, 8, VerdictKind::Tight),
             (RemedyId::PureBf16, 6, VerdictKind::DoesNotFit),
             (RemedyId::EightBitOptimizer, 0, VerdictKind::DoesNotFit),
             (RemedyId::ShorterSequence, 0, VerdictKind::DoesNotFit),
@@ -280,7 +288,10 @@ fn remedies_are_priced_by_walking_again_and_ordered() {
     let ids = |question| -> Vec<_> {
         step(&decision, question).remedies.iter().map(|at| decision.remedies[*at].id).collect()
     };
-    assert_eq!(ids(Question::Rigid), [RemedyId::PureBf16, RemedyId::LargerGpu]);
+    assert_eq!(
+        ids(Question::Rigid),
+        [RemedyId::Qlora, RemedyId::Lora, RemedyId::PureBf16, RemedyId::LargerGpu]
+    );
     assert_eq!(
         ids(Question::Activations),
         [RemedyId::Checkpointing, RemedyId::SmallerMicroBatch, RemedyId::PureBf16, RemedyId::LargerGpu]
@@ -310,6 +321,9 @@ fn a_remedy_in_place_is_not_offered_again() {
     done.recipe.attention = Some(Attention::Sdpa);
     done.recipe.precision = Some(Precision::PureBf16);
     done.recipe.seq_len = 200;
+    done.recipe.lora = Some(Lora::new(16, vec!["q_proj".into()]));
+    done.recipe.quantization =
+        Some(Quantization { kind: QuantKind::Nf4, double_quant: true, compute_dtype: None, prepare: true });
     done.framework.alloc_conf = Some("expandable_segments:True".into());
     let decision = decide_with(&done, &responsive).unwrap();
     let ids: Vec<_> = decision.remedies.iter().map(|r| r.id).collect();

@@ -12,9 +12,11 @@ mod fp16;
 mod free_gradients;
 mod fused_optimizer;
 mod larger_gpu;
+mod lora;
 mod no_checkpointing;
 mod optimizer_in_backward;
 mod pure_bf16;
+mod qlora;
 mod sdpa_attention;
 mod shorter_sequence;
 mod smaller_micro_batch;
@@ -54,6 +56,10 @@ pub enum RemedyId {
     Autocast,
     /// Weights, gradients and states in BF16.
     PureBf16,
+    /// Low-rank adapters instead of every weight.
+    Lora,
+    /// Low-rank adapters over weights in 4 bits.
+    Qlora,
     /// FP16 where the hardware has no BF16: faster.
     Fp16,
     /// Half the sequence length: trains on less context.
@@ -138,7 +144,7 @@ pub(super) struct Situation<'a> {
 }
 
 /// Every remedy. The order is that of the articles: what costs least first.
-pub(super) const RULES: [Rule; 15] = [
+pub(super) const RULES: [Rule; 17] = [
     fused_optimizer::RULE,
     sdpa_attention::RULE,
     drop_outputs::RULE,
@@ -151,6 +157,8 @@ pub(super) const RULES: [Rule; 15] = [
     autocast::RULE,
     eight_bit_optimizer::RULE,
     pure_bf16::RULE,
+    lora::RULE,
+    qlora::RULE,
     fp16::RULE,
     shorter_sequence::RULE,
     larger_gpu::RULE,
