@@ -237,9 +237,11 @@ fn first_magnitude(tape: &Tape, weight: &Tensor, [a, b]: [&Tensor; 2], in_out: b
         product = tape.cast_raw(&product, Dtype::F16);
     }
     let dense = if in_out && quantized.is_none() { dense.alias(dense.shape().transposed(0, 1)) } else { dense };
-    let norm = tape.weight_norm(&dense, &product);
+    // The pair needs a gradient here: the norm's graph keeps the sum until the norm is made a parameter.
+    let [norm, sum] = tape.weight_norm(&dense, &product);
     drop(copies);
     drop((dense, product, a, b));
+    drop(sum);
     tape.becomes(&norm, Part::Weights);
     norm
 }

@@ -25,6 +25,9 @@ pub(crate) const QUANT_STATE: &str = "quantisation state";
 /// The code of nested scales, which the process keeps once.
 pub(crate) const QUANT_MAP: &str = "quantisation map";
 
+/// The biases of heads over a tied look-up table.
+const HEAD_BIASES: [&str; 3] = ["cls.predictions.bias", "lm_head.bias", "vocab_projector.bias"];
+
 /// Whether the recipe loads a checkpoint.
 pub(crate) fn loads(recipe: &Recipe) -> bool {
     recipe.quantization.is_some() || recipe.load == Load::Pretrained
@@ -125,6 +128,14 @@ pub(crate) fn load(tape: &Tape, model: &dyn Model, recipe: &Recipe, precision: P
     let buffers = model.buffer_bytes(dtype);
     let buffer = |n: u64| tape.empty(Shape::new(&[Dim::plain(n)]), Dtype::U8, Part::Weights, "buffer");
     let buffers = buffers.into_iter().map(buffer).chain(map).collect();
+    // A tied head's own bias is padded to the table's length: a copy, even where it has that length (`_adjust_bias`).
+    for (name, data) in names.iter().zip(&mut data) {
+        if HEAD_BIASES.contains(&name.as_str())
+            && let Some((bias, _)) = data
+        {
+            *bias = tape.empty(*bias.shape(), bias.dtype(), Part::Weights, "parameter");
+        }
+    }
     tape.mark(Mark::Loaded);
     tape.empty_cache();
     tape.mark(Mark::LoadedAndEmptied);

@@ -290,6 +290,8 @@ impl Built for BuiltVit {
 impl BuiltVit {
     fn hidden_states(&self, run: &Run, pixels: &Tensor) -> Tensor {
         let t = &run.tape;
+        // Pixels come in the dtype of the recipe's weights; a quantised model may have loaded its own in another.
+        let pixels = &t.scope("embedding", || t.to(pixels, self.embedding[2].dtype()));
         let embedded = t.scope("embedding", || self.embed(run, pixels));
         let mut hidden = embedded.clone();
         for (i, layer) in (1u32..).zip(&self.layers) {

@@ -96,7 +96,8 @@ impl Tape {
             let turned = layout == WeightLayout::InOut && weight.leaf().is_some_and(|leaf| leaf.quantized.is_none());
             if turned { dense.alias(dense.shape().transposed(0, 1)) } else { dense }
         };
-        let norm = self.weight_norm(&dense, &product);
+        let [norm, sum] = self.weight_norm(&dense, &product);
+        drop(sum);
         let scale = self.quotient(magnitude, &norm);
         let one = Dim::plain(1);
         let scale = self.reshape(&scale, &[one, pair.b.dim(0)]);
@@ -130,15 +131,15 @@ impl Tape {
         out
     }
 
-    /// `‖weight + s × product‖` of each row, outside the graph.
-    pub(crate) fn weight_norm(&self, weight: &Tensor, product: &Tensor) -> Tensor {
+    /// `‖weight + s × product‖` of each row, outside the graph, and the sum.
+    pub(crate) fn weight_norm(&self, weight: &Tensor, product: &Tensor) -> [Tensor; 2] {
         self.with_grad(false, || {
             let sum = {
                 let scaled = self.elementwise(&[product], product.dtype(), "scaled pair");
                 self.elementwise(&[weight, &scaled], weight.dtype().max(scaled.dtype()), "weight with its pair")
             };
             let norm = self.reduced(&sum, &Shape::new(&[sum.dim(0), Dim::plain(1)]), "weight norm");
-            norm.alias(Shape::new(&[sum.dim(0)]))
+            [norm.alias(Shape::new(&[sum.dim(0)])), sum]
         })
     }
 
