@@ -288,10 +288,7 @@ fn remedies_are_priced_by_walking_again_and_ordered() {
     let ids = |question| -> Vec<_> {
         step(&decision, question).remedies.iter().map(|at| decision.remedies[*at].id).collect()
     };
-    assert_eq!(
-        ids(Question::Rigid),
-        [RemedyId::Qlora, RemedyId::Lora, RemedyId::PureBf16, RemedyId::LargerGpu]
-    );
+    assert_eq!(ids(Question::Rigid), [RemedyId::Qlora, RemedyId::Lora, RemedyId::PureBf16, RemedyId::LargerGpu]);
     assert_eq!(
         ids(Question::Activations),
         [RemedyId::Checkpointing, RemedyId::SmallerMicroBatch, RemedyId::PureBf16, RemedyId::LargerGpu]

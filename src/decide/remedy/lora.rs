@@ -5,12 +5,8 @@ use crate::decide::Question;
 use crate::plan::Plan;
 use crate::recipe::{ALL_LINEAR, Lora};
 
-pub(super) const RULE: Rule = Rule {
-    id: RemedyId::Lora,
-    effect: Effect::ChangesTraining,
-    helps: &[Question::Rigid, Question::Margin],
-    change,
-};
+pub(super) const RULE: Rule =
+    Rule { id: RemedyId::Lora, effect: Effect::ChangesTraining, helps: &[Question::Rigid, Question::Margin], change };
 
 /// Rank 16, a common choice.
 pub(super) fn adapters() -> Lora {

@@ -5,12 +5,8 @@ use crate::decide::Question;
 use crate::plan::Plan;
 use crate::recipe::{FloatName, QuantKind, Quantization};
 
-pub(super) const RULE: Rule = Rule {
-    id: RemedyId::Qlora,
-    effect: Effect::ChangesTraining,
-    helps: &[Question::Rigid, Question::Margin],
-    change,
-};
+pub(super) const RULE: Rule =
+    Rule { id: RemedyId::Qlora, effect: Effect::ChangesTraining, helps: &[Question::Rigid, Question::Margin], change };
 
 fn change(situation: &Situation<'_>) -> Option<Plan> {
     let recipe = &situation.plan.recipe;
