@@ -313,7 +313,8 @@ impl BuiltVit {
             let window = Window { size: p.patch, stride: p.patch, padding: 0 };
             let patches = t.conv2d(pixels, weight, Some(bias), window);
             let flat = t.reshape(&patches, &[run.batch, p.h(), Dim::plain(p.patches())]);
-            t.transpose(&flat, 1, 2)
+            // The patches' module is what transformers calls the input embedding.
+            t.input(t.transpose(&flat, 1, 2))
         };
         let class = t.expand(class, 0, run.batch);
         embedded = t.cat(&class, &embedded, 1, p.s());

@@ -6,7 +6,7 @@ use crate::step::ops::pointwise::first;
 use crate::step::ops::quantized::Code;
 use crate::step::shape::{Dim, Shape};
 use crate::step::tape::Tape;
-use crate::step::tensor::{Adapter, Tensor};
+use crate::step::tensor::{Adapter, Dtype, Tensor};
 
 impl Tape {
     /// `result + lora_B(lora_A(dropout(x))) × scaling` where the weight has a pair, in the result's dtype.
@@ -138,7 +138,13 @@ impl Tape {
                 let scaled = self.elementwise(&[product], product.dtype(), "scaled pair");
                 self.elementwise(&[weight, &scaled], weight.dtype().max(scaled.dtype()), "weight with its pair")
             };
-            let norm = self.reduced(&sum, &Shape::new(&[sum.dim(0), Dim::plain(1)]), "weight norm");
+            // On autocast's FP32 list by its output's dtype; cast back to the sum's.
+            let wide = self.autocast().filter(|_| sum.dtype().is_half()).map_or(sum.dtype(), |_| Dtype::F32);
+            let rows = Shape::new(&[sum.dim(0), Dim::plain(1)]);
+            let mut norm = self.reduced_as(sum.shape(), &rows, wide, "weight norm");
+            if wide != sum.dtype() {
+                norm = self.cast_raw(&norm, sum.dtype());
+            }
             [norm.alias(Shape::new(&[sum.dim(0)])), sum]
         })
     }

@@ -14,12 +14,18 @@ impl Tape {
         self.as_input(self.look_up(ids, &weight.in_use(AS_TABLE)), weight)
     }
 
-    /// `out`, the output of the embedding module with this weight, as adapters under checkpointing make the model's input:
-    /// a leaf that needs a gradient (`enable_input_require_grads`). The input embedding is a model's first parameter.
+    /// `out`, the output of the embedding module with this weight, as the model's input where it is that. The input
+    /// embedding is a model's first parameter.
     #[must_use]
     pub fn as_input(&self, out: Tensor, weight: &Tensor) -> Tensor {
-        let is_input = weight.leaf().is_some_and(|leaf| leaf.id == 0);
-        if !self.inputs_need_grad() || !is_input || out.requires_grad() {
+        if weight.leaf().is_some_and(|leaf| leaf.id == 0) { self.input(out) } else { out }
+    }
+
+    /// The model's input, which adapters under checkpointing make a leaf that needs a gradient
+    /// (`enable_input_require_grads`).
+    #[must_use]
+    pub fn input(&self, out: Tensor) -> Tensor {
+        if !self.inputs_need_grad() || out.requires_grad() {
             return out;
         }
         let (leaf, gradient) = Recorder::force(&out);
