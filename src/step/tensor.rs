@@ -48,6 +48,12 @@ impl Dtype {
         matches!(self, Self::F16 | Self::Bf16 | Self::F32)
     }
 
+    /// What an operation over both gives (`torch.promote_types`): FP16 with BF16 is FP32.
+    #[must_use]
+    pub fn promoted(self, other: Self) -> Self {
+        if self.is_half() && other.is_half() && self != other { Self::F32 } else { self.max(other) }
+    }
+
     /// Whether it is a 16-bit floating type.
     #[must_use]
     pub const fn is_half(self) -> bool {

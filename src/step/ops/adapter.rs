@@ -31,9 +31,11 @@ impl Tape {
         let converts = quantized.is_none() || self.autocast().is_none();
         let x = if converts { self.to(x, pair.a.dtype()) } else { x.clone() };
         if let Some(magnitude) = &pair.magnitude {
+            let x = self.dropout(&x, pair.dropout);
             let added = self.decomposed(&x, (weight, bias, layout), &pair, magnitude, &result);
             let sum = self.add(&result, &added);
             drop(added);
+            drop(x);
             result = sum;
         } else {
             let mut scaled = {
@@ -76,7 +78,6 @@ impl Tape {
         magnitude: &Tensor,
         result: &Tensor,
     ) -> Tensor {
-        let x = &self.dropout(x, pair.dropout);
         let product = {
             let full = {
                 let size = pair.a.dim(1);
@@ -136,7 +137,7 @@ impl Tape {
         self.with_grad(false, || {
             let sum = {
                 let scaled = self.elementwise(&[product], product.dtype(), "scaled pair");
-                self.elementwise(&[weight, &scaled], weight.dtype().max(scaled.dtype()), "weight with its pair")
+                self.elementwise(&[weight, &scaled], weight.dtype().promoted(scaled.dtype()), "weight with its pair")
             };
             // On autocast's FP32 list by its output's dtype; cast back to the sum's.
             let wide = self.autocast().filter(|_| sum.dtype().is_half()).map_or(sum.dtype(), |_| Dtype::F32);
@@ -154,7 +155,7 @@ impl Tape {
         let r = Recorder::begin(self, &[a]);
         let s = r.save(b);
         let line = Shape::new(&[a.dim(0)]);
-        let out = self.temp(line, a.dtype().max(b.dtype()), "quotient");
+        let out = self.temp(line, a.dtype().promoted(b.dtype()), "quotient");
         r.finish(out, move |t, g| {
             let (Some(g), Some(_)) = (first(g), s.unpack(t)) else { return vec![None] };
             vec![Some(t.elementwise(&[g], g.dtype(), "grad of quotient"))]
@@ -164,7 +165,7 @@ impl Tape {
     /// `a − b` for a `b` without a gradient.
     fn sub_constant(&self, a: &Tensor, b: &Tensor) -> Tensor {
         let r = Recorder::begin(self, &[a]);
-        let out = self.elementwise(&[a, b], a.dtype().max(b.dtype()), "difference");
+        let out = self.elementwise(&[a, b], a.dtype().promoted(b.dtype()), "difference");
         r.finish(out, |_, g| -> Grads { vec![first(g).cloned()] })
     }
 }

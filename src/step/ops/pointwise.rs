@@ -75,7 +75,7 @@ impl Tape {
     #[must_use]
     pub fn add(&self, a: &Tensor, b: &Tensor) -> Tensor {
         let r = Recorder::begin(self, &[a, b]);
-        let out = self.elementwise(&[a, b], a.dtype().max(b.dtype()), "add");
+        let out = self.elementwise(&[a, b], a.dtype().promoted(b.dtype()), "add");
         let (ga, gb) = (a.requires_grad(), b.requires_grad());
         r.finish(out, move |_, g| {
             let g = first(g);
@@ -125,17 +125,17 @@ impl Tape {
         let r = Recorder::begin(self, &[a, b]);
         let (ga, gb) = (a.requires_grad(), b.requires_grad());
         let (sb, sa) = (r.save_if(ga, b), r.save_if(gb, a));
-        let out = self.elementwise(&[a, b], a.dtype().max(b.dtype()), "product");
+        let out = self.elementwise(&[a, b], a.dtype().promoted(b.dtype()), "product");
         r.finish(out, move |t, g| {
             let mut out: Grads = vec![None, None];
             let Some(g) = first(g) else { return out };
             let (b, a) = (sb.unpack(t), sa.unpack(t));
             // Generated code handles `other` before `self`.
             if let Some(a) = &a {
-                out[1] = Some(t.elementwise(&[g, a], g.dtype().max(a.dtype()), "grad of product"));
+                out[1] = Some(t.elementwise(&[g, a], g.dtype().promoted(a.dtype()), "grad of product"));
             }
             if let Some(b) = &b {
-                out[0] = Some(t.elementwise(&[g, b], g.dtype().max(b.dtype()), "grad of product"));
+                out[0] = Some(t.elementwise(&[g, b], g.dtype().promoted(b.dtype()), "grad of product"));
             }
             out
         })

@@ -131,7 +131,7 @@ impl Tape {
     #[must_use]
     pub fn cat(&self, a: &Tensor, b: &Tensor, i: usize, whole: Dim) -> Tensor {
         let r = Recorder::begin(self, &[a, b]);
-        let dtype = a.dtype().max(b.dtype());
+        let dtype = a.dtype().promoted(b.dtype());
         let out = self.temp(a.shape().narrowed(i, whole).contiguous(), dtype, "concatenation");
         let parts = [(a.dim(i), a.dtype()), (b.dim(i), b.dtype())];
         r.finish(out, move |t, g| {
