@@ -392,6 +392,10 @@ impl Model for Decoder {
         dotted_names(&["model.embed_tokens.weight"], ("model.layers", self.layers), of_layer, head)
     }
 
+    fn routed_experts(&self) -> Option<(u64, u64)> {
+        self.moe.as_ref().map(|moe| (moe.per_token, moe.experts))
+    }
+
     fn takes_math_attention(&self) -> bool {
         matches!(self.windows, Windows::None)
     }
