@@ -3,21 +3,20 @@
 use serde::{Deserialize, Serialize};
 
 use crate::allocator::{AllocConf, Config};
-use crate::bill::{
-    self, Bill, Cell, Column, Instant, Line, Part, PartBytes, Provenance, ProvenanceKind, Sources, Tier, Tiers,
-    TimelinePoint, modelled,
-};
+use crate::bill::{self, Bill, Instant, Provenance, ProvenanceKind, Sources, Tier, Tiers, TimelinePoint, modelled};
 use crate::issue::{Issue, IssueKind};
 use crate::machine::{Capability, Hardware};
 use crate::model::{Model, ModelSource, ReadModel, presets, read_config};
 use crate::plan::{Framework, Plan};
 use crate::recipe::{Precision, SdpaBackend};
+use crate::rule_of_thumb::{Thumb, rule_of_thumb};
 use crate::step::capacity::{SmallestCard, completes, smallest_card};
 use crate::step::readings::Readings;
 use crate::step::replay::replay;
 use crate::step::tape::Device;
 use crate::step::train::{Steps, TooLarge, Walk, walk, walk_steady};
 use crate::units::Bytes;
+use crate::versions::{self, Rules};
 
 /// Everything that follows from a plan.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -71,6 +70,10 @@ pub enum Note {
     CapabilityAssumed,
     /// The rule of thumb counts weights, gradients and states alone.
     RuleOfThumb,
+    /// Some version is newer than the newest whose rules are known: those are used.
+    NewerVersions,
+    /// Some version is older than the one whose steps were measured: rules known to have changed are followed.
+    OlderVersions,
     /// Steps with more micro-batches than are walked: the further ones are as the last one walked.
     MicroBatchesAlike,
     /// Some of the optimizer's states lie in managed memory, which the figures do not count.
@@ -104,6 +107,8 @@ impl Job {
         let model = read_model(&plan.model).map_err(|found| issues.extend(found)).ok();
         let hardware = plan.machine.resolve().map_err(|found| issues.extend(found)).ok();
         let alloc_conf = alloc_conf(&plan.framework).map_err(|found| issues.extend(found)).ok();
+        let family = model.as_ref().map(|read| read.model.family());
+        issues.extend(versions::issues(&plan.framework, &plan.recipe, family));
         if let Some(read) = &model {
             issues.extend(read.model.refusals(&plan.recipe));
             if plan.recipe.sdpa_backend == Some(SdpaBackend::Math) && !read.model.takes_math_attention() {
@@ -211,9 +216,8 @@ pub fn device(capability: Option<Capability>) -> (Device, bool) {
 pub fn estimate(plan: &Plan) -> Result<Estimate, Vec<Issue>> {
     let job = Job::of(plan)?;
     let precision = plan.recipe.precision.unwrap_or(Precision::AmpBf16);
-    let parameters = parameter_count(job.model.as_ref());
     if precision == Precision::RuleOfThumb {
-        return Ok(rule_of_thumb(parameters));
+        return Ok(rule_of_thumb(Thumb::of(plan, job.model.as_ref())));
     }
     let walk = job.walk(plan, precision)?;
     let config = Config { alloc_conf: job.alloc_conf.clone(), ..Config::new(plan.framework.pytorch) };
@@ -221,7 +225,9 @@ pub fn estimate(plan: &Plan) -> Result<Estimate, Vec<Issue>> {
     let mut readings = replay(&walk, &config).map_err(|_| vec![Issue::new("recipe", IssueKind::TooLarge)])?;
     // The replay sees one part of weights; buffers are the model's other tensors in it.
     let buffers = job.model.buffer_bytes(crate::step::load::loaded_dtype(&plan.recipe, precision));
-    readings.buffers = Bytes(buffers.into_iter().fold(0, u64::saturating_add));
+    let mask = Rules::of(&plan.framework, job.model.family()).mask_buffer(job.model.as_ref()).unwrap_or(0);
+    let masks = mask.saturating_mul(job.model.layers());
+    readings.buffers = Bytes(buffers.into_iter().fold(masks, u64::saturating_add));
     readings.params = readings.params.saturating_sub(readings.buffers);
     readings.optimizer_state_host = crate::step::train::paged_states(job.model.as_ref(), &plan.recipe);
     let on_card = on_card(&walk, &config, &readings, &job.hardware);
@@ -240,7 +246,7 @@ pub fn quick(plan: &Plan) -> Result<Estimate, Vec<Issue>> {
     let job = Job::of(plan)?;
     let precision = plan.recipe.precision.unwrap_or(Precision::AmpBf16);
     if precision == Precision::RuleOfThumb {
-        return Ok(rule_of_thumb(parameter_count(job.model.as_ref())));
+        return Ok(rule_of_thumb(Thumb::of(plan, job.model.as_ref())));
     }
     quick_of(plan, &job, precision)
 }
@@ -269,6 +275,7 @@ fn quick_of(plan: &Plan, job: &Job, precision: Precision) -> Result<Estimate, Ve
     if plan.recipe.optimizer.name.is_paged() {
         notes.push(Note::StatesPaged);
     }
+    notes.extend(versions::notes(&plan.framework));
     Ok(Estimate {
         bill,
         tiers: Tiers { requested, allocated, reserved: None, process: None },
@@ -352,52 +359,5 @@ fn tiers(readings: &Readings, hardware: &Hardware, plan: &Plan) -> Tiers {
         allocated: Tier { peak_bytes: readings.highest_allocated(), provenance: replayed },
         reserved: Some(reserved),
         process,
-    }
-}
-
-/// The articles' rule of thumb: parameters × (2 + 2 + 8) bytes, whatever the framework would hold. Activations and
-/// buffers are not counted, and nothing is known of what an allocator reserves.
-#[must_use]
-pub fn rule_of_thumb(parameters: u64) -> Estimate {
-    let rule = Provenance {
-        kind: ProvenanceKind::Assumed,
-        source: "rule of thumb: 2 B of weights, 2 B of gradients, 8 B of Adam states per parameter".into(),
-    };
-    let of = |part: Part| -> (u64, &'static str) {
-        match part {
-            Part::Weights => (2, "weights in 16 bits"),
-            Part::Gradients => (2, "gradients in 16 bits"),
-            Part::States => (8, "two FP32 moments"),
-            Part::Activations | Part::Temporary => (0, ""),
-        }
-    };
-    let cell = |part: Part| {
-        let (each, label) = of(part);
-        let bytes = Bytes(parameters.saturating_mul(each));
-        let line = Line {
-            label: format!("rule of thumb: {label}"),
-            count: 1,
-            formula: format!("{each} B × P"),
-            numbers: format!("{each} B × {parameters}"),
-            bytes,
-            provenance: rule.clone(),
-        };
-        Cell { part, bytes, lines: if each == 0 { Vec::new() } else { vec![line] } }
-    };
-    let parts = PartBytes(Part::ALL.map(|p| cell(p).bytes));
-    let column = |instant| Column { instant, parts, cells: Part::ALL.map(cell).into() };
-    let tier = Tier { peak_bytes: parts.total(), provenance: rule.clone() };
-    Estimate {
-        bill: Bill {
-            columns: Instant::ALL.map(column).into(),
-            binding: Instant::Step,
-            symbols: vec![("P".into(), parameters)],
-        },
-        tiers: Tiers { requested: tier.clone(), allocated: tier, reserved: None, process: None },
-        timeline: Vec::new(),
-        readings: None,
-        on_card: None,
-        notes: vec![Note::RuleOfThumb],
-        parameters,
     }
 }

@@ -35,7 +35,7 @@ pub struct Plan {
     pub policy: Policy,
 }
 
-/// Framework versions. Rules that changed between versions carry the range in which they hold.
+/// Framework versions. Rules that changed between versions carry the range in which they hold ([`crate::versions`]).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
@@ -44,6 +44,10 @@ pub struct Framework {
     pub pytorch: Version,
     /// transformers, such as `5.24`.
     pub transformers: Version,
+    /// peft, such as `0.21`. Looked at where there are adapters.
+    pub peft: Version,
+    /// bitsandbytes, such as `0.50`. Looked at where it is used.
+    pub bitsandbytes: Version,
     /// Whether cuBLAS workspaces stay allocated after a call. `None`: as this PyTorch does by default (kept before
     /// 2.15, freed from 2.15; `TORCH_CUBLAS_WORKSPACE_CACHE=1` keeps them).
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -51,12 +55,24 @@ pub struct Framework {
     /// The text of `PYTORCH_CUDA_ALLOC_CONF` / `PYTORCH_ALLOC_CONF`. `None`: unset.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub alloc_conf: Option<String>,
+    /// Whether no expert of a mixture gets a token, as in steps that were recorded over a device that runs no kernels: what
+    /// their router chooses reads as zeros. No job is like that, so no document says it.
+    #[serde(skip)]
+    pub idle_experts: bool,
 }
 
 impl Default for Framework {
     /// The newest versions whose rules are known here.
     fn default() -> Self {
-        Self { pytorch: Version(2, 15), transformers: Version(5, 24), cublas_workspace_kept: None, alloc_conf: None }
+        Self {
+            pytorch: Version(2, 15),
+            transformers: Version(5, 24),
+            peft: Version(0, 21),
+            bitsandbytes: Version(0, 50),
+            cublas_workspace_kept: None,
+            alloc_conf: None,
+            idle_experts: false,
+        }
     }
 }
 

@@ -12,10 +12,11 @@ use vram_budget::step::log::{Event, Mark};
 /// Seeds and offsets of random numbers, per layer, in bytes.
 const SCALARS: i64 = 96;
 
-/// Here the hooks, on a fake device, saw keys and values repeated for every query head before memory-efficient attention.
-/// Recorded steps of PyTorch 2.15 over its real dispatch keep them unrepeated: `llama3.2-1b_L2` and `_L4` with `fp32_sdpa_nock`
-/// in the measured cases differ by 205 661 184 B per layer, which leaves no room for the 12 MiB more. The steps count.
-const OVERRULED: [&str; 1] = ["llama, fp32, sdpa"];
+/// Where the check is overruled, and by which bytes per layer. On the check's fake device keys and values were repeated for
+/// every query head before memory-efficient attention; PyTorch 2.15's own dispatch on a CUDA device takes them as they are.
+/// The same hooks there collect 6,193,152 B less: two tensors of [2, 3, 336, 128] where the check has [2, 12, 336, 128].
+/// `docs/accuracy.md` has the evidence.
+const OVERRULED: [(&str, i64); 1] = [("llama, fp32, sdpa", 80_550_160)];
 
 #[derive(Deserialize)]
 struct Check {
@@ -68,9 +69,9 @@ fn a_layer_keeps_what_the_hooks_saw() {
                 continue;
             }
         };
-        let seen = check.saved_bytes_per_layer + check.cast_weight_bytes_per_layer;
-        let agrees = (ours - seen).abs() <= SCALARS;
-        if agrees == OVERRULED.contains(&check.id.as_str()) {
+        let overruled = OVERRULED.iter().find(|(id, _)| *id == check.id).map(|(_, bytes)| *bytes);
+        let seen = overruled.unwrap_or(check.saved_bytes_per_layer + check.cast_weight_bytes_per_layer);
+        if (ours - seen).abs() > SCALARS {
             wrong.push(format!("{}: {ours}, seen {seen}: {:+}", check.id, ours - seen));
         }
     }

@@ -31,7 +31,14 @@ pub enum Caveat {
         provenance: Provenance,
     },
     /// The figures are the articles' rule of thumb, which is not what a framework holds.
-    RuleOfThumb,
+    RuleOfThumb {
+        /// Parameters of the model.
+        parameters: u64,
+        /// The rule's attention matrix of one layer.
+        attention: Option<Bytes>,
+        /// The rule's feed-forward intermediate of one layer.
+        intermediate: Option<Bytes>,
+    },
     /// The precision recipe was not given: the figures are the dearest candidate's.
     PrecisionNotGiven {
         /// Every candidate.

@@ -9,12 +9,14 @@ use crate::bill::Tiers;
 use crate::decide::remedy::{RULES, Rule, Situation};
 use crate::decide::verdict::{Fact, Numbers, Reason, judge};
 use crate::decide::{Caveat, PricedRemedy, TreeStep, Verdict, VerdictKind, tree};
-use crate::estimate::{Estimate, estimate};
+use crate::estimate::{Estimate, estimate, read_model};
 use crate::issue::{Issue, IssueKind};
 use crate::machine::Hardware;
+use crate::model::Model;
 use crate::order::sort_short_by_key;
 use crate::plan::{PLAN_VERSION, Plan};
 use crate::recipe::Precision;
+use crate::rule_of_thumb;
 use crate::throughput::{self, Throughput, Work};
 use crate::units::Bytes;
 
@@ -104,6 +106,9 @@ impl<'a> Situated<'a> {
     fn decision(self, remedies: Vec<PricedRemedy>) -> Decision {
         let throughput = self.throughput();
         let mut caveats = caveats(self.plan, &self.hardware);
+        if self.plan.recipe.precision == Some(Precision::RuleOfThumb) {
+            caveats.insert(0, rule_of_thumb(self.plan, self.runs.dearest().estimate.parameters));
+        }
         if let Some(candidates) = self.runs.candidates(&self.hardware) {
             caveats.push(Caveat::PrecisionNotGiven { candidates });
         }
@@ -282,15 +287,30 @@ fn difference(before: Bytes, after: Bytes) -> i64 {
     i64::try_from(before.0).unwrap_or(i64::MAX).saturating_sub(i64::try_from(after.0).unwrap_or(i64::MAX))
 }
 
+/// What the rule says beside its figures, and what it stands against.
+fn rule_of_thumb(plan: &Plan, parameters: u64) -> Caveat {
+    let dimensions = read_model(&plan.model).ok().map(|read| read.model).filter(|m| m.counts_tokens());
+    let recipe = &plan.recipe;
+    let symbol = |of: &dyn Model, name: &str| {
+        of.symbols(recipe).iter().find(|(symbol, _)| *symbol == name).map(|(_, value)| *value)
+    };
+    Caveat::RuleOfThumb {
+        parameters,
+        attention: dimensions.as_ref().and_then(|m| {
+            rule_of_thumb::attention_matrix(recipe.micro_batch, symbol(m.as_ref(), "a")?, recipe.seq_len)
+        }),
+        intermediate: dimensions
+            .as_ref()
+            .and_then(|m| rule_of_thumb::intermediate(recipe.micro_batch, recipe.seq_len, m.dimensions().hidden)),
+    }
+}
+
 fn caveats(plan: &Plan, hardware: &Hardware) -> Vec<Caveat> {
     let mut caveats = Vec::new();
     let uses_bf16 =
         matches!(plan.recipe.precision, Some(Precision::AmpBf16 | Precision::PureBf16 | Precision::Bf16Master));
     if let (Some(gpu), Some(false), true) = (&hardware.name, hardware.bf16, uses_bf16) {
         caveats.push(Caveat::Bf16Emulated { gpu: gpu.clone() });
-    }
-    if plan.recipe.precision == Some(Precision::RuleOfThumb) {
-        caveats.push(Caveat::RuleOfThumb);
     }
     if hardware.name.is_some() && hardware.in_use.is_none() {
         caveats.push(Caveat::InUseNotGiven);

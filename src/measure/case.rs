@@ -9,7 +9,7 @@ use crate::issue::{Issue, IssueKind};
 use crate::machine::{CustomGpu, GpuChoice, Machine};
 use crate::measure::{Figure, Reading, ReadingName, Scope, StepReading, Which};
 use crate::model::ModelSource;
-use crate::plan::{Framework, PLAN_VERSION, Plan, Policy};
+use crate::plan::{Framework, PLAN_VERSION, Plan, Policy, Version};
 use crate::recipe::{Optimizer, Recipe};
 use crate::units::Bytes;
 
@@ -141,7 +141,8 @@ fn not_modelled(parent: &str, key: &str, value: &Value) -> Issue {
 
 fn device(raw: Map<String, Value>, issues: &mut Vec<Issue>) -> (Machine, Framework) {
     let (mut capability, mut memory_bytes) = (None, None);
-    let mut framework = Framework::default();
+    // The measured steps ran PyTorch over a device without kernels.
+    let mut framework = Framework { idle_experts: true, ..Framework::default() };
     for (key, value) in &raw {
         match (key.as_str(), value) {
             ("sm", Value::Number(sm)) => {
@@ -153,6 +154,9 @@ fn device(raw: Map<String, Value>, issues: &mut Vec<Issue>) -> (Machine, Framewo
             ("alloc_conf", Value::String(conf)) => framework.alloc_conf = Some(conf.clone()),
             ("workspace_kept", Value::Bool(kept)) => framework.cublas_workspace_kept = Some(*kept),
             (_, Value::Null) => {}
+            ("transformers", Value::String(version)) if let Ok(version) = version.parse::<Version>() => {
+                framework.transformers = version;
+            }
             _ => issues.push(not_modelled("device", key, value)),
         }
     }

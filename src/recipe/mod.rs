@@ -21,7 +21,7 @@ pub struct Recipe {
     pub precision: Option<Precision>,
     /// Optimizer and its implementation.
     pub optimizer: Optimizer,
-    /// Attention implementation. `None`: what transformers and PyTorch choose by default (`sdpa`).
+    /// Attention implementation. `None`: what transformers and PyTorch choose by default (`sdpa`, where they have it).
     pub attention: Option<Attention>,
     /// Forces one backend of `sdpa`. `None`: PyTorch chooses by GPU generation, dtype and shape.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -54,8 +54,8 @@ pub struct Recipe {
     pub clip_grad: Option<f64>,
     /// Whether the model's outputs (logits) stay alive through backward, as when a loop keeps `outputs` in a variable.
     pub keep_outputs: bool,
-    /// What `zero_grad` does.
-    pub zero_grad: ZeroGrad,
+    /// What `zero_grad` does. `None`: as this PyTorch does by default, which frees the gradients since 2.0.
+    pub zero_grad: Option<ZeroGrad>,
 }
 
 impl Default for Recipe {
@@ -76,7 +76,7 @@ impl Default for Recipe {
             load: Load::Init,
             clip_grad: None,
             keep_outputs: false,
-            zero_grad: ZeroGrad::None,
+            zero_grad: None,
         }
     }
 }

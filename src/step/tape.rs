@@ -10,6 +10,7 @@ use crate::step::checkpoint::Hooks;
 use crate::step::log::{Belongs, Event, Log, Mark};
 use crate::step::shape::{Dim, Shape};
 use crate::step::tensor::{Dtype, Storage, Tensor};
+use crate::versions::{LtWorkspace, Rules};
 
 /// What the device and the framework version decide about an operation's temporaries.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -26,6 +27,7 @@ pub struct Device {
 pub(crate) struct State {
     pub(crate) log: Log,
     pub(crate) device: Device,
+    rules: Rules,
     grad: Cell<bool>,
     autocast: Cell<Option<Dtype>>,
     /// Casts of FP32 leaves that autocast keeps until its outermost context ends.
@@ -43,7 +45,8 @@ pub(crate) struct State {
     pinned: RefCell<Vec<(Tensor, Rc<Gradient>)>>,
     /// Whether this is the thread that runs backward: it has cuBLAS handles of its own.
     backward_thread: Cell<bool>,
-    workspaces: RefCell<[Option<Tensor>; 2]>,
+    /// What cuBLAS keeps per thread, and what cuBLASLt keeps beside it.
+    workspaces: RefCell<[Option<Tensor>; 4]>,
 }
 
 /// A handle to the tape; clones are the same tape.
@@ -51,12 +54,19 @@ pub(crate) struct State {
 pub struct Tape(pub(crate) Rc<State>);
 
 impl Tape {
-    /// An empty tape.
+    /// An empty tape under the newest rules.
     #[must_use]
     pub fn new(device: Device) -> Self {
+        Self::under(device, Rules::NEWEST)
+    }
+
+    /// An empty tape under the rules of some versions.
+    #[must_use]
+    pub fn under(device: Device, rules: Rules) -> Self {
         Self(Rc::new(State {
             log: Log::default(),
             device,
+            rules,
             grad: Cell::new(true),
             autocast: Cell::new(None),
             casts: RefCell::default(),
@@ -79,6 +89,12 @@ impl Tape {
     #[must_use]
     pub fn device(&self) -> &Device {
         &self.0.device
+    }
+
+    /// The rules of the plan's versions.
+    #[must_use]
+    pub fn rules(&self) -> &Rules {
+        &self.0.rules
     }
 
     /// A new tensor, contiguous unless `shape` says otherwise, outside the graph.
@@ -283,12 +299,36 @@ impl Tape {
         if !self.0.device.workspace_kept {
             return Some(self.scratch(n, "cuBLAS workspace"));
         }
-        let slot = usize::from(self.0.backward_thread.get());
+        self.keep_workspace(0, n, "cuBLAS workspace");
+        None
+    }
+
+    /// Scratch of one cuBLASLt product: 1 MiB on every generation (`CUBLASLT_WORKSPACE_SIZE`, ATen/cuda/CUDABlas.cpp;
+    /// recorded with PyTorch 2.15 on compute capabilities 8.0, 8.9, 9.0 and 10.0). Where cuBLAS workspaces are kept, it
+    /// depends on the version ([`LtWorkspace`]); shared with cuBLAS, as recorded with PyTorch 2.15 and
+    /// `TORCH_CUBLAS_WORKSPACE_CACHE=1`.
+    pub(crate) fn blas_lt_workspace(&self) -> Option<Tensor> {
+        const LABEL: &str = "cuBLASLt workspace";
+        if self.stopped() {
+            return None;
+        }
+        match self.0.rules.lt_workspace {
+            LtWorkspace::Shared if self.0.device.workspace_kept => self.blas_workspace(),
+            LtWorkspace::Kept if self.0.device.workspace_kept => {
+                self.keep_workspace(2, BLAS_LT_WORKSPACE, LABEL);
+                None
+            }
+            _ => Some(self.scratch(BLAS_LT_WORKSPACE, LABEL)),
+        }
+    }
+
+    /// Allocates this thread's workspace of a library, whose slots begin at `first`, unless it exists.
+    fn keep_workspace(&self, first: usize, n: u64, label: &'static str) {
+        let slot = first + usize::from(self.0.backward_thread.get());
         if self.0.workspaces.borrow()[slot].is_none() {
-            let workspace = self.scratch(n, "cuBLAS workspace");
+            let workspace = self.scratch(n, label);
             self.0.workspaces.borrow_mut()[slot] = Some(workspace);
         }
-        None
     }
 
     pub(crate) fn with_autocast_off<T>(&self, body: impl FnOnce() -> T) -> T {
@@ -308,6 +348,8 @@ impl Tape {
     }
 }
 
+/// cuBLASLt workspace.
+const BLAS_LT_WORKSPACE: u64 = 1 << 20;
 /// cuBLAS workspace before Hopper: `:4096:2:16:8`, 8 MiB and 128 KiB (`getChosenWorkspaceSize`, ATen/cuda).
 const BLAS_WORKSPACE: u64 = 2 * 4096 * 1024 + 8 * 16 * 1024;
 /// cuBLAS workspace from Hopper on: `:4096:8`, 32 MiB.

@@ -20,6 +20,7 @@ use crate::step::tape::{Device, Tape};
 use crate::step::tensor::{Dtype, Table, Tensor};
 use crate::step::{adapters, load};
 use crate::units::Bytes;
+use crate::versions::Rules;
 
 /// The events of a walk and the storages they are about.
 #[derive(Clone, Debug, PartialEq)]
@@ -155,7 +156,9 @@ fn run(
     framework: &Framework,
     steps: Steps,
 ) -> Result<Walk, TooLarge> {
-    let tape = Tape::new(Device { workspace_kept: framework.workspace_kept(), ..device });
+    let rules = Rules::of(framework, model.family());
+    let recipe = &rules.resolve(recipe);
+    let tape = Tape::under(Device { workspace_kept: framework.workspace_kept(), ..device }, rules);
     let weights = weights_dtype(precision);
     let loaded = load::loads(recipe).then(|| load::load(&tape, model, recipe, precision, whole.warm_up));
     let loaded = loaded.map(|loaded| {
@@ -169,11 +172,18 @@ fn run(
         }
     }
     tape.supply(Vec::new());
-    let buffers: Vec<Tensor> = loaded.unwrap_or_else(|| {
+    let buffer = |n: u64| tape.empty(Shape::new(&[Dim::plain(n)]), Dtype::U8, Part::Weights, "buffer");
+    let mut buffers: Vec<Tensor> = loaded.unwrap_or_else(|| {
         let after = if built.holds_buffers() { Vec::new() } else { model.buffer_bytes(weights) };
-        let buffer = |n: u64| tape.empty(Shape::new(&[Dim::plain(n)]), Dtype::U8, Part::Weights, "buffer");
         after.into_iter().map(buffer).collect()
     });
+    if let Some(square) = rules.mask_buffer(model) {
+        for layer in (1u32..).take(usize::try_from(model.layers()).unwrap_or(0)) {
+            tape.set_layer(layer);
+            buffers.push(buffer(square));
+        }
+        tape.set_layer(0);
+    }
     let trained = match &recipe.lora {
         None => built.weights().to_vec(),
         Some(lora) => {
@@ -600,7 +610,7 @@ impl<'a> Loop<'a> {
     }
 
     fn zero_grad(&mut self) {
-        if self.recipe.zero_grad == ZeroGrad::None {
+        if self.recipe.zero_grad != Some(ZeroGrad::Zero) {
             for w in self.trained {
                 w.enter_layer(self.tape);
                 if let Some(leaf) = w.leaf() {

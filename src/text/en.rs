@@ -10,6 +10,7 @@ use crate::issue::IssueKind;
 use crate::machine::GpuChoice;
 use crate::measure::{ImportError, ReadingName, StepReading, TierName, Which};
 use crate::recipe::{Attention, Checkpointing, OptimizerImpl, OptimizerName, Precision, SdpaBackend};
+use crate::rule_of_thumb::HELD;
 use crate::units::{Bytes, grouped, three_digits};
 
 /// English.
@@ -267,9 +268,30 @@ impl Catalogue for English {
             Caveat::ContextAssumed { bytes, .. } => {
                 format!("The CUDA context of {bytes} is assumed; a measurement replaces it.")
             }
-            Caveat::RuleOfThumb => {
-                "These are the rule of thumb’s figures, which no framework holds exactly. Choose a recipe to decide."
-                    .into()
+            Caveat::RuleOfThumb { parameters, attention, intermediate } => {
+                let gb = |bytes: Bytes| format!("{} GB", three_digits(bytes.as_f64() / 1e9));
+                let per = |precision: Precision| {
+                    HELD.iter().find(|(of, _)| *of == precision).map_or(0, |(_, held)| held.iter().sum::<u64>())
+                };
+                let held = |precision: Precision| {
+                    let each = per(precision);
+                    format!("{each} B ({})", gb(Bytes(parameters.saturating_mul(each))))
+                };
+                let mut said = format!(
+                    "These are the rule of thumb’s figures, 2 + 2 + 8 = 12 B a parameter, which no framework holds exactly. With AdamW, FP32 and autocast hold {}, pure BF16 {}, BF16 with FP32 master weights {}, before activations and buffers.",
+                    held(Precision::Fp32),
+                    held(Precision::PureBf16),
+                    held(Precision::Bf16Master),
+                );
+                if let (Some(attention), Some(intermediate)) = (attention, intermediate) {
+                    said += &format!(
+                        " By such rules a layer’s attention matrix (batch × heads × sequence² × 2 B) would take {}, if it is stored, and its feed-forward intermediate (batch × sequence × 4 × hidden × 2 B) {};",
+                        gb(*attention),
+                        gb(*intermediate),
+                    );
+                    said += " autocast would bring activations to 60 % and checkpointing the total from 16 to 9 GB for 35 % more time. A recipe counts each tensor instead, and its peak may lie elsewhere.";
+                }
+                said + " Choose a recipe to decide."
             }
             Caveat::PrecisionNotGiven { .. } => {
                 "The precision recipe is not known: the figures are those of the dearest one.".into()
@@ -283,6 +305,12 @@ impl Catalogue for English {
             Note::CapabilityAssumed => "No compute capability is known: kernels are chosen as on 8.0.",
             Note::RuleOfThumb => {
                 "The rule of thumb counts weights, gradients and states; activations and buffers come on top."
+            }
+            Note::NewerVersions => {
+                "A version is newer than any whose rules are known; the newest known rules are used, and figures may be off."
+            }
+            Note::OlderVersions => {
+                "A version is older than those measured: every rule known to have changed is followed, but small tensors may differ."
             }
             Note::MicroBatchesAlike => {
                 "The first micro-batches are walked; the further ones are taken to be as the last of them."
@@ -540,8 +568,9 @@ impl Catalogue for English {
             Label::Attention => "Attention",
             Label::AttentionUnknown => "I don’t know (SDPA)",
             Label::Checkpointing => "Activation checkpointing",
-            Label::More => "More: MIG slice, CUDA context, PyTorch version, allocator settings",
+            Label::More => "More: MIG slice, CUDA context, versions, allocator settings",
             Label::Pytorch => "PyTorch version",
+            Label::Transformers => "transformers version",
             Label::AllocConf => "Allocator settings",
             Label::AllocConfHint => "The text of PYTORCH_ALLOC_CONF, such as expandable_segments:True; empty if unset",
             Label::Context => "CUDA context",

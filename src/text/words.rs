@@ -68,6 +68,7 @@ pub enum Label {
     Checkpointing,
     More,
     Pytorch,
+    Transformers,
     AllocConf,
     AllocConfHint,
     Context,

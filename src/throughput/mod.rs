@@ -34,7 +34,8 @@ pub struct Throughput {
     pub tokens_per_step: u64,
     /// Floating-point operations per token, recomputation included.
     pub flops_per_token: f64,
-    /// The formula in symbols: `N` parameters in matrix products, `L` layers, `q` width of the queries, `s` sequence.
+    /// The formula in symbols: `N` parameters in the matrix products of a token, `A` those of adapters, `L` layers, `q` width
+    /// of the queries, `s` sequence.
     pub formula: String,
     /// The same with the numbers in it.
     pub numbers: String,
@@ -94,7 +95,7 @@ pub fn rough(work: &Work, recipe: &Recipe, hardware: &Hardware) -> Option<Throug
     (shortest > 0.0 && longest.is_finite()).then(|| Throughput {
         tokens_per_step,
         flops_per_token,
-        formula: formula.into(),
+        formula,
         numbers,
         peak_flops,
         efficiency,
@@ -127,6 +128,8 @@ fn peak(precision: Precision, peaks: Peaks) -> Option<f64> {
 #[expect(clippy::cast_precision_loss, reason = "a rough figure")]
 fn update(work: &Work, recipe: &Recipe, precision: Precision, bytes_per_second: f64) -> Option<Range> {
     let width = match precision {
+        // Adapters are FP32 whatever lies beneath them.
+        _ if recipe.lora.is_some() => 4.0,
         Precision::Fp32 | Precision::AmpBf16 | Precision::AmpFp16 | Precision::Bf16Master => 4.0,
         Precision::PureBf16 | Precision::PureFp16 => 2.0,
         Precision::RuleOfThumb => return None,
@@ -146,7 +149,7 @@ fn update(work: &Work, recipe: &Recipe, precision: Precision, bytes_per_second: 
         _ => 2.0,
     };
     let tensors = 3.0 + 2.0 * states;
-    let once = work.parameters as f64 * width * tensors / (bytes_per_second * BANDWIDTH_SHARE);
+    let once = work.trained as f64 * width * tensors / (bytes_per_second * BANDWIDTH_SHARE);
     Some(match recipe.optimizer.implementation {
         Some(OptimizerImpl::Fused) => Range { low: once, high: once },
         _ => Range { low: 2.0 * once, high: 3.0 * once },

@@ -1,59 +1,88 @@
 //! The floating-point operations of a token.
 
 use crate::estimate::read_model;
+use crate::model::family::Parameter;
 use crate::plan::Plan;
 use crate::recipe::{Attention, Checkpointing, Recipe};
+use crate::step::adapters::trained_shapes;
+use crate::step::shape::Shape;
 
-/// What a decoder's operations depend on.
+/// What a stack of layers' operations depend on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Work {
-    /// All parameters: what the optimizer updates.
-    pub parameters: u64,
-    /// Parameters in matrix products: all but an embedding table that is only looked up.
+    /// What the optimizer updates: all parameters, or the adapters'.
+    pub trained: u64,
+    /// Parameters in the matrix products of one token: all but an embedding table that is only looked up; of routed experts,
+    /// those that a token goes to. The head is a product.
     pub product_parameters: u64,
-    /// Decoder layers.
+    /// Parameters of adapters, over weights that are frozen.
+    pub adapters: Option<u64>,
+    /// Layers.
     pub layers: u64,
     /// Width of the queries: heads × head size.
     pub query_width: u64,
+    /// Whether a token attends to those before it alone.
+    pub causal: bool,
 }
 
 impl Work {
     /// The work of a plan's model.
     #[must_use]
     pub fn of(plan: &Plan) -> Option<Self> {
-        let read = read_model(&plan.model).ok()?;
-        if !read.model.counts_tokens() {
+        let model = read_model(&plan.model).ok()?.model;
+        if !model.counts_tokens() {
             return None;
         }
-        let dimensions = read.model.dimensions();
-        let parameters = read.model.parameters();
-        let count =
-            |all: bool| parameters.iter().filter(|p| all || !p.lookup_only).filter_map(|p| p.shape.numel()).sum();
+        let dimensions = model.dimensions();
+        let routed = model.routed_experts();
+        let in_products = |p: &Parameter| {
+            let n = p.shape.numel()?;
+            Some(match routed {
+                Some((per_token, experts)) if p.shape.rank() == 3 => n / experts.max(1) * per_token,
+                _ if p.lookup_only => 0,
+                _ => n,
+            })
+        };
+        let trained = trained_shapes(model.as_ref(), plan.recipe.lora.as_ref()).iter().filter_map(Shape::numel).sum();
         Some(Self {
-            parameters: count(true),
-            product_parameters: count(false),
+            trained,
+            product_parameters: model.parameters().iter().filter_map(in_products).sum(),
+            adapters: plan.recipe.lora.as_ref().map(|_| trained),
             layers: dimensions.layers,
             query_width: dimensions.query_width,
+            causal: !model.attends_both_ways(),
         })
     }
 
     /// The formula, its value, and the formula with the numbers in it.
     ///
-    /// Forward 2N and backward 4N, and as much again of the forward where layers are run again. Attention's two
-    /// products cost 4 q s a token and layer in forward; a causal kernel does half of it, eager attention all.
+    /// Of parameters: forward 2N, backward 2N for the gradients of inputs and 2N for those of weights, which frozen weights
+    /// have not; and as much again of the forward where layers are run again. Attention's two products cost 4 q s a token and
+    /// layer in forward, and twice that in backward; a causal kernel does half of it, eager attention and an encoder all.
     #[expect(clippy::cast_precision_loss, reason = "a rough figure")]
-    pub(super) fn flops_per_token(&self, recipe: &Recipe) -> (&'static str, f64, String) {
-        let recomputes = recipe.checkpointing == Checkpointing::Full;
-        let eager = recipe.attention == Some(Attention::Eager);
-        let (formula, of_parameters, of_attention) = match (recomputes, eager) {
-            (false, false) => ("6 N + 6 L q s", 6.0, 6.0),
-            (false, true) => ("6 N + 12 L q s", 6.0, 12.0),
-            (true, false) => ("8 N + 8 L q s", 8.0, 8.0),
-            (true, true) => ("8 N + 16 L q s", 8.0, 16.0),
-        };
+    pub(super) fn flops_per_token(&self, recipe: &Recipe) -> (String, f64, String) {
+        let again = if recipe.checkpointing == Checkpointing::Full { 1 } else { 0 };
+        let whole = !self.causal || recipe.attention == Some(Attention::Eager);
+        let of_parameters = 2 * (3 + again);
+        let of_attention = 2 * (3 + again) * if whole { 2 } else { 1 };
         let (n, l, q, s) = (self.product_parameters, self.layers, self.query_width, recipe.seq_len);
-        let value = of_parameters * n as f64 + of_attention * l as f64 * q as f64 * s as f64;
-        (formula, value, format!("{of_parameters} × {n} + {of_attention} × {l} × {q} × {s}"))
+        let attention = of_attention as f64 * l as f64 * q as f64 * s as f64;
+        let tail = (format!("{of_attention} L q s"), format!("{of_attention} × {l} × {q} × {s}"));
+        match self.adapters {
+            None => (
+                format!("{of_parameters} N + {}", tail.0),
+                of_parameters as f64 * n as f64 + attention,
+                format!("{of_parameters} × {n} + {}", tail.1),
+            ),
+            Some(a) => {
+                let frozen = of_parameters - 2;
+                (
+                    format!("{frozen} N + {of_parameters} A + {}", tail.0),
+                    frozen as f64 * n as f64 + of_parameters as f64 * a as f64 + attention,
+                    format!("{frozen} × {n} + {of_parameters} × {a} + {}", tail.1),
+                )
+            }
+        }
     }
 }
 
@@ -64,12 +93,51 @@ mod tests {
     /// Llama-2-7B at 2,048 tokens, by hand: 6 × 6,607,343,616 + 12 × 32 × 4096 × 2048 with all of attention counted.
     #[test]
     fn flops_of_a_token() {
-        let work = Work { parameters: 6_738_415_616, product_parameters: 6_607_343_616, layers: 32, query_width: 4096 };
+        let mut work = Work {
+            trained: 6_738_415_616,
+            product_parameters: 6_607_343_616,
+            adapters: None,
+            layers: 32,
+            query_width: 4096,
+            causal: true,
+        };
         let mut recipe = Recipe { seq_len: 2048, attention: Some(Attention::Eager), ..Recipe::default() };
         assert_eq!(work.flops_per_token(&recipe).1, 39_644_061_696.0 + 3_221_225_472.0);
         recipe.attention = None;
         assert_eq!(work.flops_per_token(&recipe).1, 39_644_061_696.0 + 1_610_612_736.0);
         recipe.checkpointing = Checkpointing::Full;
         assert_eq!(work.flops_per_token(&recipe).1, 8.0 * 6_607_343_616.0 + 8.0 * 32.0 * 4096.0 * 2048.0);
+        // Frozen weights have no gradients: 6N with layers run again, and the adapters' own products in full.
+        work.adapters = Some(1_000_000);
+        let (formula, value, _) = work.flops_per_token(&recipe);
+        assert_eq!(formula, "6 N + 8 A + 8 L q s");
+        assert_eq!(value, 6.0 * 6_607_343_616.0 + 8e6 + 8.0 * 32.0 * 4096.0 * 2048.0);
+        work.causal = false;
+        assert_eq!(work.flops_per_token(&recipe).0, "6 N + 8 A + 16 L q s");
+    }
+
+    fn of(preset: &str) -> Work {
+        let mut plan = crate::view::example();
+        plan.model = crate::model::ModelSource::Preset(preset.into());
+        Work::of(&plan).unwrap()
+    }
+
+    /// All and active parameters of the two models (transformers' classes, counted), less the embedding table, which is only
+    /// looked up.
+    #[test]
+    fn a_token_goes_to_few_experts() {
+        for (preset, trained, active, embedding) in [
+            ("mixtral-8x7b", 46_702_792_704, 12_879_925_248, 32_000 * 4096),
+            ("qwen3-30b-a3b", 30_532_122_624, 3_353_032_704, 151_936 * 2048),
+        ] {
+            let work = of(preset);
+            assert_eq!((work.trained, work.product_parameters), (trained, active - embedding), "{preset}");
+        }
+    }
+
+    #[test]
+    fn an_encoder_attends_both_ways() {
+        assert!(!of("bert-base-uncased").causal);
+        assert!(of("llama-3.1-8b").causal);
     }
 }

@@ -32,6 +32,8 @@ pub enum Field {
     Context,
     /// PyTorch's version.
     Pytorch,
+    /// transformers' version.
+    Transformers,
     /// The allocator's settings; empty: unset.
     AllocConf,
     /// Threshold of the rigid cost, in percent.
@@ -46,7 +48,7 @@ pub enum Field {
 
 impl Field {
     /// Every field.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 17] = [
         Self::MicroBatch,
         Self::SeqLen,
         Self::GradAccum,
@@ -58,6 +60,7 @@ impl Field {
         Self::MigSlice,
         Self::Context,
         Self::Pytorch,
+        Self::Transformers,
         Self::AllocConf,
         Self::RigidShare,
         Self::ActivationShare,
@@ -80,6 +83,7 @@ impl Field {
             Self::MigSlice => "mig-slice",
             Self::Context => "context",
             Self::Pytorch => "pytorch",
+            Self::Transformers => "transformers",
             Self::AllocConf => "alloc-conf",
             Self::RigidShare => "rigid-share",
             Self::ActivationShare => "activation-share",
@@ -103,6 +107,7 @@ impl Field {
             Self::MigSlice => "machine.mig_slice_bytes",
             Self::Context => "machine.context_bytes",
             Self::Pytorch => "framework.pytorch",
+            Self::Transformers => "framework.transformers",
             Self::AllocConf => "framework.alloc_conf",
             Self::RigidShare => "policy.rigid_share",
             Self::ActivationShare => "policy.activation_share",
@@ -126,6 +131,7 @@ impl Field {
             Self::MigSlice => Label::MigSlice,
             Self::Context => Label::Context,
             Self::Pytorch => Label::Pytorch,
+            Self::Transformers => Label::Transformers,
             Self::AllocConf => Label::AllocConf,
             Self::RigidShare | Self::ActivationShare => Label::RuleAtMost,
             Self::MarginLow => Label::RuleAtLeast,
@@ -164,8 +170,10 @@ impl Field {
                     _ => gpu.compute_capability = (!text.is_empty()).then(|| text.to_owned()),
                 }
             }
-            Self::Pytorch => {
-                plan.framework.pytorch = text.parse::<Version>().map_err(|_| not_a("a version, such as 2.15", text))?;
+            Self::Pytorch | Self::Transformers => {
+                let version = text.parse::<Version>().map_err(|_| not_a("a version, such as 2.15", text))?;
+                let framework = &mut plan.framework;
+                *(if self == Self::Pytorch { &mut framework.pytorch } else { &mut framework.transformers }) = version;
             }
             Self::AllocConf => plan.framework.alloc_conf = (!text.is_empty()).then(|| text.to_owned()),
             Self::RigidShare => plan.policy.rigid_share = share(text)?,
@@ -196,6 +204,7 @@ impl Field {
             Self::MigSlice => optional(plan.machine.mig_slice_bytes),
             Self::Context => optional(plan.machine.context_bytes),
             Self::Pytorch => plan.framework.pytorch.to_string(),
+            Self::Transformers => plan.framework.transformers.to_string(),
             Self::AllocConf => plan.framework.alloc_conf.clone().unwrap_or_default(),
             Self::RigidShare => share_text(plan.policy.rigid_share),
             Self::ActivationShare => share_text(plan.policy.activation_share),

@@ -13,6 +13,7 @@ use vram_budget::recipe::{
     Quantization, Recipe, ScaleType, SdpaBackend, ZeroGrad,
 };
 use vram_budget::units::{Bytes, parse_bytes};
+use vram_budget::versions::TrainerDefaults;
 
 use crate::exit::Rejected;
 use crate::input;
@@ -85,7 +86,7 @@ pub(crate) struct PlanArgs {
     /// What APOLLO scales by [default: channel]
     #[arg(long, value_parser = named::<ScaleType>(&["channel", "tensor"]), help_heading = "Recipe")]
     scale_type: Option<ScaleType>,
-    /// Attention implementation [default: sdpa]
+    /// Attention implementation [default: sdpa, where the versions have it]
     #[arg(long, value_parser = named::<Attention>(&["sdpa", "eager"]), help_heading = "Recipe")]
     attention: Option<Attention>,
     /// Forces one backend of sdpa
@@ -149,7 +150,7 @@ pub(crate) struct PlanArgs {
     /// The loop keeps the model's outputs through backward
     #[arg(long, help_heading = "Recipe")]
     keep_outputs: bool,
-    /// What zero_grad does with gradients [default: none]
+    /// What zero_grad does with gradients [default: none; before PyTorch 2.0: zero]
     #[arg(long, value_parser = named::<ZeroGrad>(&["none", "zero"]), help_heading = "Recipe")]
     zero_grad: Option<ZeroGrad>,
 
@@ -159,6 +160,15 @@ pub(crate) struct PlanArgs {
     /// transformers' version [default: 5.24]
     #[arg(long, value_name = "VERSION", help_heading = "Versions")]
     transformers: Option<Version>,
+    /// peft's version [default: 0.21]
+    #[arg(long, value_name = "VERSION", help_heading = "Versions")]
+    peft: Option<Version>,
+    /// bitsandbytes' version [default: 0.50]
+    #[arg(long, value_name = "VERSION", help_heading = "Versions")]
+    bitsandbytes: Option<Version>,
+    /// Fills what is not given as transformers' Trainer does: fused AdamW where its versions have it, gradients clipped
+    #[arg(long, help_heading = "Versions")]
+    trainer: bool,
     /// cuBLAS workspaces outlive their calls [default: as this PyTorch does]
     #[arg(long, value_name = "BOOL", help_heading = "Versions")]
     cublas_workspace_kept: Option<bool>,
@@ -232,7 +242,16 @@ impl PlanArgs {
         self.change_recipe(&mut plan.recipe);
         set(&mut plan.framework.pytorch, self.pytorch);
         set(&mut plan.framework.transformers, self.transformers);
+        set(&mut plan.framework.peft, self.peft);
+        set(&mut plan.framework.bitsandbytes, self.bitsandbytes);
         replace(&mut plan.framework.cublas_workspace_kept, self.cublas_workspace_kept);
+        if self.trainer {
+            let defaults = TrainerDefaults::of(&plan.framework);
+            if plan.recipe.optimizer.name == OptimizerName::AdamW {
+                plan.recipe.optimizer.implementation.get_or_insert(defaults.optimizer);
+            }
+            plan.recipe.clip_grad.get_or_insert(defaults.clip_grad);
+        }
         replace(&mut plan.framework.alloc_conf, self.alloc_conf.clone());
         set(&mut plan.policy.rigid_share, self.rigid_share);
         set(&mut plan.policy.activation_share, self.activation_share);
@@ -299,7 +318,7 @@ impl PlanArgs {
         set(&mut recipe.load, self.load);
         replace(&mut recipe.clip_grad, self.clip_grad);
         recipe.keep_outputs |= self.keep_outputs;
-        set(&mut recipe.zero_grad, self.zero_grad);
+        replace(&mut recipe.zero_grad, self.zero_grad);
     }
 }
 

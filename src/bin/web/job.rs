@@ -373,6 +373,7 @@ fn more_row(store: &Handle) -> Html {
                 { line(Field::MigSlice, "size", Some(Label::MigSliceHint)) }
                 { line(Field::Context, "size", Some(Label::ContextHint)) }
                 { line(Field::Pytorch, "", None) }
+                { line(Field::Transformers, "", None) }
                 { line(Field::AllocConf, "wide left", Some(Label::AllocConfHint)) }
             </div>
         </details>

@@ -9,9 +9,9 @@ pub(super) const RULE: Rule =
     Rule { id: RemedyId::FreeGradients, effect: Effect::SameTraining, helps: &[Question::Margin], change };
 
 fn change(situation: &Situation<'_>) -> Option<Plan> {
-    (situation.plan.recipe.zero_grad == ZeroGrad::Zero).then(|| {
+    (situation.plan.recipe.zero_grad == Some(ZeroGrad::Zero)).then(|| {
         let mut plan = situation.plan.clone();
-        plan.recipe.zero_grad = ZeroGrad::None;
+        plan.recipe.zero_grad = Some(ZeroGrad::None);
         plan
     })
 }

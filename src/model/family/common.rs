@@ -287,11 +287,15 @@ pub(super) fn attend_by(
     let (out, probabilities) = match run.attention {
         AttentionPlan::Sdpa(forced) => {
             let out = match with.mask {
-                None if v.dim(3).n <= MAX_GROUPED_HEAD => t.sdpa(q, k, v, with.dropout, forced),
+                None if v.dim(3).n <= MAX_GROUPED_HEAD && !t.rules().repeats_groups => {
+                    let [q, k, v] = for_sdpa(t, [q, k, v]);
+                    t.sdpa(&q, &k, &v, with.dropout, forced)
+                }
                 mask => {
                     let k = repeat_kv(t, k, a);
                     let v = repeat_kv(t, v, a);
-                    t.sdpa_masked(q, &k, &v, mask, with.dropout, forced)
+                    let [q, k, v] = for_sdpa(t, [q, &k, &v]);
+                    t.sdpa_masked(&q, &k, &v, mask, with.dropout, forced)
                 }
             };
             let out = t.transpose(&out, 1, 2);
@@ -322,6 +326,11 @@ pub(super) fn attend_by(
         }
     };
     (t.reshape(&out, &[b, s, with.width]), probabilities)
+}
+
+/// Query, key and value as versions that copy them give them to `sdpa`.
+pub(super) fn for_sdpa(t: &Tape, qkv: [&Tensor; 3]) -> [Tensor; 3] {
+    qkv.map(|x| if t.rules().copies_for_sdpa { t.contiguous(x) } else { x.clone() })
 }
 
 /// The largest head for which transformers leaves grouped keys and values to `sdpa` (`use_gqa_in_sdpa`).
@@ -443,7 +452,8 @@ pub(super) fn attend_to_all(
     let (b, s) = (q.dim(0), q.dim(2));
     let (out, probabilities) = match run.attention {
         AttentionPlan::Sdpa(forced) => {
-            let out = t.sdpa(q, k, v, dropout, forced);
+            let [q, k, v] = for_sdpa(t, [q, k, v]);
+            let out = t.sdpa(&q, &k, &v, dropout, forced);
             (t.contiguous(&t.transpose(&out, 1, 2)), None)
         }
         AttentionPlan::Eager => {

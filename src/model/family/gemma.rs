@@ -373,9 +373,9 @@ impl Built for BuiltGemma {
             logits = t.scope("head", || softcap(t, logits));
         }
         t.enter(crate::bill::Instant::Loss);
-        let loss = t.scope("loss", || t.causal_lm_loss(&logits, labels));
+        let out = t.scope("loss", || t.causal_lm_loss(logits, labels));
         drop(hidden);
-        (loss, logits)
+        out
     }
 }
 

@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 use crate::bill::Instant;
 use crate::issue::{Issue, IssueKind};
-use crate::model::family::common::{Activation, AttentionPlan, Run, eager_mask, position_ids};
+use crate::model::family::common::{Activation, AttentionPlan, Run, eager_mask, for_sdpa, position_ids};
 use crate::model::family::{Built, Dimensions, Model, Parameter, Parameters, dotted_names, matrix, vector};
 use crate::model::fields::{Fields, MAX_DIMENSION, MAX_HEADS, MAX_LAYERS};
 use crate::recipe::Recipe;
@@ -251,9 +251,9 @@ impl Built for BuiltGpt2 {
         let hidden = self.hidden_states(run, ids);
         let logits = t.scope("head", || t.linear(&hidden, &self.wte, None));
         t.enter(Instant::Loss);
-        let loss = t.scope("loss", || t.causal_lm_loss(&logits, labels));
+        let out = t.scope("loss", || t.causal_lm_loss(logits, labels));
         drop(hidden);
-        (loss, logits)
+        out
     }
 }
 
@@ -348,6 +348,7 @@ impl Call {
         };
         let (mut out, probabilities) = match self.run.attention {
             AttentionPlan::Sdpa(forced) => {
+                let [q, k, v] = for_sdpa(t, [&q, &k, &v]);
                 let out = t.sdpa(&q, &k, &v, p.attention_dropout, forced);
                 (t.contiguous(&t.transpose(&out, 1, 2)), None)
             }

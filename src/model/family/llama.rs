@@ -392,6 +392,10 @@ impl Model for Decoder {
         dotted_names(&["model.embed_tokens.weight"], ("model.layers", self.layers), of_layer, head)
     }
 
+    fn routed_experts(&self) -> Option<(u64, u64)> {
+        self.moe.as_ref().map(|moe| (moe.per_token, moe.experts))
+    }
+
     fn takes_math_attention(&self) -> bool {
         matches!(self.windows, Windows::None)
     }
@@ -498,9 +502,9 @@ impl Built for BuiltDecoder {
         let hidden = self.hidden_states(run, ids);
         let logits = t.scope("head", || t.linear(&hidden, &self.head, None));
         t.enter(crate::bill::Instant::Loss);
-        let loss = t.scope("loss", || t.causal_lm_loss(&logits, labels));
+        let out = t.scope("loss", || t.causal_lm_loss(logits, labels));
         drop(hidden);
-        (loss, logits)
+        out
     }
 }
 

@@ -82,6 +82,14 @@ pub trait Model: Debug {
     fn counts_tokens(&self) -> bool {
         true
     }
+    /// How many routed experts a token goes to, and out of how many: a layer's experts are one parameter of three dimensions.
+    fn routed_experts(&self) -> Option<(u64, u64)> {
+        None
+    }
+    /// Whether every token attends to every other, as in an encoder, and not only to those before it.
+    fn attends_both_ways(&self) -> bool {
+        false
+    }
     /// The dimensions.
     fn dimensions(&self) -> Dimensions;
     /// The longest sequence its positions allow, when they are a table.

@@ -10,8 +10,6 @@ use crate::step::tensor::{Dtype, Table, Tensor};
 const MIN_8BIT_SIZE: u64 = 4096;
 /// Tensors with fewer elements are not paged (`get_state_buffer`).
 const MIN_PAGED_SIZE: u64 = 100_000;
-/// Elements that share a scale.
-const BLOCK: u64 = 256;
 /// Codes of a quantization map.
 const CODES: u64 = 256;
 
@@ -87,7 +85,7 @@ pub(super) fn step(tape: &Tape, o: &Optimizer, params: &[Tensor], slots: &mut Sl
             let first = moment(&first, "8-bit first moment");
             [first].into_iter().chain(kind.second.then(|| moment(p.shape(), "8-bit second moment")))
         };
-        let blocks = Shape::new(&[Dim::plain(n.div_ceil(BLOCK))]);
+        let blocks = Shape::new(&[Dim::plain(n.div_ceil(tape.rules().optimizer_block))]);
         let scales = || {
             let of = |shape: Shape| state_of(tape, shape, Dtype::F32, "scales of 8-bit states");
             [of(times(&blocks, kind.firsts))].into_iter().chain(kind.second.then(|| of(blocks)))

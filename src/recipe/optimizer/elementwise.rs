@@ -36,6 +36,8 @@ use Op::{Free, Make, Rename};
 /// `(x.sqrt() / c).add_(eps)`: the root goes when the quotient exists.
 const ROOT_AND_DENOMINATOR: &[Op] =
     &[Make(0, "square root of second moment"), Make(1, "denominator"), Free(0), Rename(1, 2)];
+/// The lists of the foreach Adam before PyTorch 2.1.
+const COPIED_DENOMINATORS: &[&str] = &["square root of second moment", "denominator"];
 const ONE_ROOT: &[Op] = &[Make(0, "square root of second moment")];
 
 /// RAdam's rectified step, which it takes from the sixth on: `m / c * lr * (c / (v.sqrt() + eps)) * rect`, where a
@@ -136,7 +138,11 @@ pub(super) fn step(tape: &Tape, o: &Optimizer, params: &[Tensor], slots: &mut Sl
         create_states(tape, o, params, slots);
     }
     match how {
-        OptimizerImpl::Foreach => foreach(tape, rule(o).lists, params),
+        OptimizerImpl::Foreach => {
+            let copies = tape.rules().adam_copies_denominators;
+            let copies = copies && matches!(o.name, OptimizerName::Adam | OptimizerName::AdamW);
+            foreach(tape, if copies { COPIED_DENOMINATORS } else { rule(o).lists }, params);
+        }
         OptimizerImpl::Forloop => {
             let mut names: [Option<Tensor>; NAMES] = Default::default();
             for (at, p) in params.iter().enumerate() {

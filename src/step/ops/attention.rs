@@ -41,11 +41,12 @@ const fn cudnn_head_limit(device: &Device) -> u64 {
 
 impl SdpaPath {
     /// The backend that PyTorch 2.15 picks (`sdp::select_sdp_backend`): cuDNN first on Hopper and Blackwell data-centre
-    /// cards where nothing is dropped, else flash from Ampere on, for half precision without a mask; memory-efficient otherwise.
+    /// cards where nothing is dropped, if the version prefers it; else flash from Ampere on, for half precision without a mask; memory-efficient otherwise.
     #[must_use]
-    pub fn choose(device: &Device, shape: AttentionShape) -> Self {
+    pub fn choose(device: &Device, prefers_cudnn: bool, shape: AttentionShape) -> Self {
         let half = shape.dtype.is_half();
         if half
+            && prefers_cudnn
             && matches!(device.sm, 90 | 100)
             && !shape.dropout
             && shape.head <= cudnn_head_limit(device)
@@ -88,7 +89,7 @@ impl Tape {
             mask: mask.is_some(),
             dropout: dropout > 0.0,
         };
-        match forced.unwrap_or_else(|| SdpaPath::choose(self.device(), shape)) {
+        match forced.unwrap_or_else(|| SdpaPath::choose(self.device(), self.rules().prefers_cudnn, shape)) {
             SdpaPath::Flash => self.flash(q, k, v, dropout),
             SdpaPath::Efficient => self.efficient(q, k, v, mask.as_ref(), dropout),
             SdpaPath::Cudnn => self.cudnn(q, k, v, mask.as_ref()),
@@ -322,9 +323,11 @@ impl Tape {
         let r = Recorder::begin(self, &[x]);
         let out = self.temp(x.shape().contiguous(), dtype, "softmax");
         let s = r.save(&out);
+        let input = r.save_if(self.rules().softmax_keeps_input, x);
         let from = x.dtype();
         r.finish(out, move |t, g| {
             let (Some(g), Some(y)) = (first(g), s.unpack(t)) else { return vec![None] };
+            let _input = input.unpack(t);
             let grad = t.temp(*y.shape(), from, "grad of softmax");
             let product = t.elementwise(&[g, &y], g.dtype(), "grad of softmax, product");
             drop(product);

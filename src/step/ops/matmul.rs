@@ -131,20 +131,6 @@ impl Tape {
         self.unflatten(out, x)
     }
 
-    /// Scratch of one cuBLASLt product: 1 MiB on every generation (`CUBLASLT_WORKSPACE_SIZE`, ATen/cuda/CUDABlas.cpp;
-    /// recorded with PyTorch 2.15 on compute capabilities 8.0, 8.9, 9.0 and 10.0). Where cuBLAS workspaces are kept,
-    /// cuBLASLt uses the thread's kept one (recorded with PyTorch 2.15 and `TORCH_CUBLAS_WORKSPACE_CACHE=1`; by default
-    /// so since 2.11, pytorch/pytorch#168175).
-    pub(super) fn blas_lt_workspace(&self) -> Option<Tensor> {
-        if self.device().workspace_kept {
-            return self.blas_workspace();
-        }
-        if self.stopped() {
-            return None;
-        }
-        Some(self.scratch(1 << 20, "cuBLASLt workspace"))
-    }
-
     /// `torch.matmul` of two 4-D tensors [b, n, r, k] × [b, n or 1, k, c]: `bmm` over b × n, operands copied where they
     /// cannot be viewed flat.
     #[must_use]

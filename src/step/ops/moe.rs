@@ -11,8 +11,9 @@ impl Tape {
     /// `offsets`. `weight` is [experts, out, in], or [experts, in, out] with `transposed`.
     ///
     /// On Hopper and later BF16 runs as one CUTLASS kernel with scratch for its arguments (`bf16bf16_grouped_mm`,
-    /// ATen/native/cuda/GroupMM.cu); elsewhere one product per expert, each writing into the whole. The cuBLAS workspace of
-    /// those products is not counted: how many run depends on which experts get tokens.
+    /// ATen/native/cuda/GroupMM.cu); elsewhere and in other dtypes one product per expert, each writing into the whole
+    /// (`_grouped_mm_fallback`, ATen/native/GroupedMMUtils.h, read at 2.15). Each of those asks cuBLAS for its workspace, one
+    /// after the other: one stands for all, however many experts get tokens, and some expert does.
     #[must_use]
     pub fn grouped_mm(&self, x: &Tensor, weight: &Tensor, offsets: &Tensor, transposed: bool) -> Tensor {
         let r = Recorder::begin(self, &[x, weight]);
@@ -49,6 +50,9 @@ impl Tape {
             let maps = self.scratch(TENSOR_MAPS * self.device().multiprocessors, "grouped tensor maps");
             drop(maps);
             drop(arguments);
+        } else if !self.rules().idle_experts {
+            let workspace = self.blas_workspace();
+            drop(workspace);
         }
         out
     }

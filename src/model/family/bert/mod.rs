@@ -236,6 +236,10 @@ impl Model for Bert {
         all
     }
 
+    fn attends_both_ways(&self) -> bool {
+        true
+    }
+
     fn linear_names(&self) -> Vec<Option<&'static str>> {
         let places: [(usize, &str); 6] = match self.kind {
             Kind::DistilBert => [(0, "q_lin"), (2, "k_lin"), (4, "v_lin"), (6, "out_lin"), (10, "lin1"), (12, "lin2")],
