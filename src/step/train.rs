@@ -11,14 +11,14 @@ use crate::bill::{Instant, Part};
 use crate::model::family::{Built, Model, Parameter, Run};
 use crate::plan::Framework;
 use crate::recipe::optimizer::Slots;
-use crate::recipe::{Checkpointing, Ema, OptimizerImpl, Precision, Recipe, ZeroGrad};
-use crate::step::autograd::{Gradient, backward};
+use crate::recipe::{Ema, OptimizerImpl, Precision, Recipe, ZeroGrad};
+use crate::step::autograd::backward;
 use crate::step::log::{Event, Mark, TensorInfo};
 use crate::step::repeat::{WALKED_LAYERS, expand};
 use crate::step::shape::{Dim, Shape, Symbol};
-use crate::step::tape::{Device, Tape};
+use crate::step::tape::{Device, Pinned, Tape};
 use crate::step::tensor::{Dtype, Table, Tensor};
-use crate::step::{adapters, load};
+use crate::step::{adapters, freeze, load};
 use crate::units::Bytes;
 use crate::versions::Rules;
 
@@ -74,6 +74,9 @@ pub fn walk_short(
     steps: Steps,
 ) -> Result<Walk, TooLarge> {
     let whole = Whole::of(model, recipe, precision);
+    if !layers_are_alike(recipe) {
+        return run(model, &whole, recipe, precision, device, framework, steps);
+    }
     match (model.layers().checked_sub(WALKED_LAYERS), model.with_layers(WALKED_LAYERS)) {
         (Some(repeats), Some(short)) if repeats > 0 => {
             let walk = run(short.as_ref(), &whole, recipe, precision, device, framework, steps)?;
@@ -117,6 +120,11 @@ pub fn walk_literally(
     run(model, &Whole::of(model, recipe, precision), recipe, precision, device, framework, steps)
 }
 
+/// Whether the recipe treats every layer as it does the next.
+fn layers_are_alike(recipe: &Recipe) -> bool {
+    recipe.checkpointing.recomputes_one_in().unwrap_or(1) == 1 && !freeze::tells_layers_apart(recipe)
+}
+
 /// What a few layers cannot tell of the whole model.
 struct Whole {
     /// Trained tensors.
@@ -131,7 +139,11 @@ impl Whole {
     fn of(model: &dyn Model, recipe: &Recipe, precision: Precision) -> Self {
         /// Elements per block of a multi-tensor kernel.
         const CHUNK: u64 = 65_536;
-        let trained = adapters::trained_shapes(model, recipe.lora.as_ref());
+        let mut trained = adapters::trained_shapes(model, recipe.lora.as_ref());
+        if recipe.lora.is_none() {
+            let mut frozen = freeze::frozen(model, recipe).into_iter();
+            trained.retain(|_| !frozen.next().unwrap_or(false));
+        }
         let chunks = trained.iter().map(|s| s.numel().unwrap_or(0).div_ceil(CHUNK)).sum();
         let warm_up = load::warm_up_bytes(model, recipe, load::loaded_dtype(recipe, precision));
         Self { tensors: trained.len() as u64, chunks, warm_up }
@@ -184,12 +196,11 @@ fn run(
         }
         tape.set_layer(0);
     }
+    let recomputes = recipe.checkpointing.recomputes_one_in().is_some();
+    tape.set_inputs_need_grad(recomputes && (recipe.lora.is_some() || !recipe.freeze.is_empty()));
     let trained = match &recipe.lora {
-        None => built.weights().to_vec(),
-        Some(lora) => {
-            tape.set_inputs_need_grad(recipe.checkpointing != Checkpointing::None);
-            adapters::attach(&tape, model, lora, built.weights())
-        }
+        None => freeze::trained(model, recipe, built.weights()),
+        Some(lora) => adapters::attach(&tape, model, lora, built.weights()),
     };
     let mut job = Loop::new(&tape, built.as_ref(), &trained, whole, recipe, precision);
     job.construct_optimizer();
@@ -205,6 +216,9 @@ fn run(
         job.step();
     }
     job.step();
+    if recipe.eval_after && steps == Steps::FirstAndSteady {
+        job.evaluate();
+    }
     job.remove_hooks();
     drop(job);
     if tape.0.log.overflowed() {
@@ -271,7 +285,7 @@ struct Loop<'a> {
     /// What the loss's graph holds beside it.
     graph_leaves: Vec<Tensor>,
     /// What the loss's graph keeps alive beside what backward releases.
-    pinned: Vec<(Tensor, Rc<Gradient>)>,
+    pinned: Vec<Pinned>,
     /// The model's outputs, the loss among them, where the loop keeps them.
     kept: Option<(Tensor, Tensor)>,
 }
@@ -496,6 +510,19 @@ impl<'a> Loop<'a> {
         t.mark(Mark::ForwardEnd);
         t.scope("loss", || self.backward());
         t.mark(Mark::BackwardEnd);
+    }
+
+    /// A batch without gradients, its outputs alive at the end as in an evaluation loop.
+    fn evaluate(&self) {
+        let t = self.tape;
+        t.enter(Instant::Forward);
+        t.mark(Mark::Evaluation);
+        t.evaluating(|| {
+            let batch = t.scope("batch", || self.model.batch(&self.run));
+            let out = t.with_autocast(self.autocast(), || self.model.forward(&self.run, &batch));
+            t.mark(Mark::EvaluationEnd);
+            drop((out, batch));
+        });
     }
 
     fn backward(&mut self) {

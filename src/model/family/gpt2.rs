@@ -4,13 +4,13 @@ use std::rc::Rc;
 
 use serde_json::{Map, Value};
 
-use crate::bill::Instant;
 use crate::issue::{Issue, IssueKind};
-use crate::model::family::common::{Activation, AttentionPlan, Run, eager_mask, for_sdpa, position_ids};
+use crate::model::family::common::{
+    Activation, AttentionPlan, Head, Run, causal_forward, eager_mask, for_sdpa, position_ids,
+};
 use crate::model::family::{Built, Dimensions, Model, Parameter, Parameters, dotted_names, matrix, vector};
 use crate::model::fields::{Fields, MAX_DIMENSION, MAX_HEADS, MAX_LAYERS};
 use crate::recipe::Recipe;
-use crate::step::checkpoint::checkpointed;
 use crate::step::shape::{Dim, Shape, Symbol};
 use crate::step::tape::Tape;
 use crate::step::tensor::{Dtype, Tensor};
@@ -173,6 +173,10 @@ impl Model for Gpt2 {
         Dimensions { layers: self.layers, hidden: self.hidden, query_width: self.hidden, vocabulary: self.vocab }
     }
 
+    fn is_causal_lm(&self) -> bool {
+        true
+    }
+
     fn max_positions(&self) -> Option<u64> {
         Some(self.positions)
     }
@@ -247,13 +251,9 @@ impl Built for BuiltGpt2 {
     }
 
     fn forward(&self, run: &Run, batch: &[Tensor]) -> (Tensor, Tensor) {
-        let (t, ids, labels) = (&run.tape, &batch[0], &batch[1]);
-        let hidden = self.hidden_states(run, ids);
-        let logits = t.scope("head", || t.linear(&hidden, &self.wte, None));
-        t.enter(Instant::Loss);
-        let out = t.scope("loss", || t.causal_lm_loss(logits, labels));
-        drop(hidden);
-        out
+        let (ids, labels) = (&batch[0], &batch[1]);
+        let head = Head { weight: &self.wte, bias: None, softcap: false };
+        causal_forward(run, labels, &|| self.hidden_states(run, ids), &head)
     }
 }
 
@@ -278,8 +278,7 @@ impl BuiltGpt2 {
                 mask: mask.clone(),
                 _positions: positions.clone(),
             };
-            hidden =
-                if run.checkpointed { checkpointed(t, &hidden, move |_, x| call.run(x)) } else { call.run(&hidden) };
+            hidden = run.layer(i, &hidden, move |x| call.run(x));
         }
         t.set_layer(0);
         t.set_scope("final norm");

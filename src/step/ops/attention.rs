@@ -79,6 +79,7 @@ impl Tape {
         dropout: f64,
         forced: Option<SdpaPath>,
     ) -> Tensor {
+        let dropout = self.dropped(dropout);
         let v = &self.autocast_lower(v);
         let k = &self.autocast_lower(k);
         let q = &self.autocast_lower(q);
@@ -101,6 +102,7 @@ impl Tape {
     /// otherwise. Its rows are padded to a multiple of eight and it is expanded over the batch, which backward undoes.
     #[must_use]
     pub fn sdpa_biased(&self, q: &Tensor, k: &Tensor, v: &Tensor, bias: &Tensor, dropout: f64) -> Tensor {
+        let dropout = self.dropped(dropout);
         let bias = self.autocast_lower(bias);
         let v = &self.autocast_lower(v);
         let k = &self.autocast_lower(k);
@@ -163,16 +165,18 @@ impl Tape {
         let rest = [r.save(&lse), r.save(&seed), r.save(&offset)];
         drop((lse, seed, offset));
         r.finish(out, move |t, g| {
-            let (Some(g), Some(q), Some(k), Some(v)) = (first(g), sq.unpack(t), sk.unpack(t), sv.unpack(t)) else {
+            let (Some(g), Some(k), Some(q), Some(v)) = (first(g), sk.unpack(t), sq.unpack(t), sv.unpack(t)) else {
                 return vec![None; 3];
             };
-            let kept = (so.unpack(t), rest.each_ref().map(|s| s.unpack(t)));
+            // In the order of their names.
+            let [lse, seed, offset] = &rest;
+            let kept = (lse.unpack(t), so.unpack(t), seed.unpack(t), offset.unpack(t));
             // The kernel wants the gradient and the output as [b, s, a, d].
             let rows = |x: &Tensor| {
                 let seen = x.shape().transposed(1, 2);
                 (!seen.is_contiguous()).then(|| t.temp(seen.contiguous(), x.dtype(), "contiguous copy"))
             };
-            let copies = (rows(g), kept.0.as_ref().and_then(rows));
+            let copies = (rows(g), kept.1.as_ref().and_then(rows));
             let grads = [&q, &k, &v].map(|x| Some(t.temp(x.shape().like(), x.dtype(), "grad of attention")));
             let rows = Dim::plain(s.n.next_multiple_of(128));
             let head = Dim::plain(rounded_head(d.n));
@@ -209,7 +213,8 @@ impl Tape {
             drop(out);
             seen
         };
-        let padded = Dim::plain(s.n.next_multiple_of(32));
+        // None without a graph (`should_compute_logsumexp`, ATen/native/transformers/attention.cpp).
+        let padded = Dim::plain(if r.recorded() { s.n.next_multiple_of(32) } else { 0 });
         let lse = self.temp(Shape::new(&[b, a, padded]), Dtype::F32, "log-sum-exp");
         // Output of heads too large for registers gathers in FP32 (`kNeedsOutputAccumulatorBuffer`).
         if q.dtype().is_half() && v.dim(3).n > 128 {
@@ -221,11 +226,11 @@ impl Tape {
         let state_saved = state.as_ref().map(|(seed, offset)| [r.save(seed), r.save(offset)]);
         drop((lse, state));
         r.finish(out, move |t, g| {
-            let (Some(g), Some(q), Some(k), Some(v)) = (first(g), sq.unpack(t), sk.unpack(t), sv.unpack(t)) else {
+            let bias = sb.as_ref().map(|s| s.unpack(t));
+            let (Some(g), Some(k), Some(q), Some(v)) = (first(g), sk.unpack(t), sq.unpack(t), sv.unpack(t)) else {
                 return vec![None; 4];
             };
-            let bias = sb.as_ref().map(|s| s.unpack(t));
-            let (out, lse) = (so.unpack(t), lse_saved.unpack(t));
+            let (lse, out) = (lse_saved.unpack(t), so.unpack(t));
             let state = state_saved.as_ref().map(|s| s.each_ref().map(|s| s.unpack(t)));
             let grads = [&q, &k, &v].map(|x| {
                 let (b, n, s, d) = (x.dim(0), x.dim(1), x.dim(2), x.dim(3));
@@ -276,16 +281,18 @@ impl Tape {
         let (b, a, s, d) = (q.dim(0), q.dim(1), q.dim(2), q.dim(3));
         let (seed, offset) = (self.scratch(8, "generator state"), self.scratch(8, "generator offset"));
         let out = self.temp(q.shape().like(), q.dtype(), "attention output");
-        let lse = self.temp(Shape::new(&[b, a, s]), Dtype::F32, "log-sum-exp");
+        let rows = if r.recorded() { s } else { Dim::plain(0) };
+        let lse = self.temp(Shape::new(&[b, a, rows]), Dtype::F32, "log-sum-exp");
         let so = r.save(&out);
         let rest = [r.save(&lse), r.save(&seed), r.save(&offset)];
         drop((lse, seed, offset));
         r.finish(out, move |t, g| {
-            let (Some(_), Some(q), Some(k), Some(v)) = (first(g), sq.unpack(t), sk.unpack(t), sv.unpack(t)) else {
+            let bias = sb.as_ref().map(|s| s.unpack(t));
+            let (Some(_), Some(k), Some(q), Some(v)) = (first(g), sk.unpack(t), sq.unpack(t), sv.unpack(t)) else {
                 return vec![None; 3];
             };
-            let bias = sb.as_ref().map(|s| s.unpack(t));
-            let kept = (so.unpack(t), rest.each_ref().map(|s| s.unpack(t)));
+            let [lse, seed, offset] = &rest;
+            let kept = (lse.unpack(t), so.unpack(t), seed.unpack(t), offset.unpack(t));
             let grads = [&q, &k, &v].map(|x| Some(t.temp(x.shape().like(), x.dtype(), "grad of attention")));
             let per_row = Dim::plain(4 * d.n + 4);
             let workspace = t.temp(Shape::new(&[b, a, s, per_row]), Dtype::U8, "attention workspace");

@@ -101,8 +101,8 @@ impl Tape {
         };
         let (x, weight, bias) = (&x, &weight, &bias);
         let r = Recorder::begin(self, &[bias, x, weight]);
-        let sw = r.save_if(x.requires_grad(), weight);
         let sx = r.save_if(weight.requires_grad(), x);
+        let sw = r.save_if(x.requires_grad(), weight);
         let (rows, last) = flat_rows(x);
         let features = bias.dim(0);
         let out = self.temp(Shape::new(&[rows, features]), x.dtype(), "matmul");
@@ -112,7 +112,7 @@ impl Tape {
         let out = r.finish(out, move |t, g| {
             let mut out: Grads = vec![None, None, None];
             let Some(g) = first(g) else { return out };
-            let (w, x) = (sw.unpack(t), sx.unpack(t));
+            let (x, w) = (sx.unpack(t), sw.unpack(t));
             if w.is_some() {
                 let grad = t.product_out(Shape::new(&[rows, last]), g, "grad of matmul input");
                 out[1] = Some(t.reshape_raw(&grad, before.dims()));
