@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Draws training steps that no rule has seen: one JSON line each, {"id", "case": {"model", "recipe", "device"}}.
 
-    fresh_cases.py SEED [COUNT] [--into FOLDER] [--optimizers | --defined | --adapters]
+    fresh_cases.py SEED [COUNT] [--into FOLDER] [--optimizers | --defined | --adapters | --activations]
 
 The same seed draws the same cases everywhere. With --into, each case is a file of its own, for a recorder that measures
 a folder. Widths, depths, odd sequence lengths, vocabularies, precisions, attention, checkpointing, optimizers, adapters,
@@ -10,7 +10,7 @@ flash attention before Ampere, a forced backend under recomputation) is not draw
 the plain cases do not have, with their options, optimizers in backward, weights in FP16, FP32 master weights and averages
 of the weights; a for-loop RAdam runs as many steps as it takes to be rectified. --defined draws those
 that their authors' code defines alone. --adapters draws adapters for every case: LoRA's options, DoRA, quantised weights,
-loading.
+loading. --activations draws every kind of checkpointing, ways to compute the loss, frozen parts and an evaluation.
 """
 import json
 import os
@@ -211,6 +211,41 @@ def further(d, family, sm, table=FURTHER):
     return r | {"optimizer": o}
 
 
+# The input embedding's module and the list of layers, where they have other names than Llama's.
+MODULES = {"gpt2": ("transformer.wte", "transformer.h"), "gpt_neox": ("gpt_neox.embed_in", "gpt_neox.layers"),
+           "opt": ("model.decoder.embed_tokens", "model.decoder.layers"),
+           "bert": ("bert.embeddings", "bert.encoder.layer"), "roberta": ("roberta.embeddings", "roberta.encoder.layer"),
+           "distilbert": ("distilbert.embeddings", "distilbert.transformer.layer"), "vit": ("vit.embeddings", "vit.layers")}
+ENCODERS = {"bert", "roberta", "distilbert", "vit"}
+
+
+def activated(d):
+    """A case of which other things are kept, computed in pieces, frozen or evaluated."""
+    drawn = case(d)
+    activations(d, drawn["model"], drawn["recipe"])
+    return drawn
+
+
+def activations(d, m, r):
+    """What is kept, computed in pieces, frozen or evaluated."""
+    family = m["model_type"]
+    layers = m.get("num_hidden_layers") or m.get("n_layer") or m.get("n_layers")
+    r["checkpointing"] = d.weighted([("none", 3), ("full", 2), ("reentrant", 4), ({"every": d.whole(2, 4)}, 4),
+                                     ("offload", 3), ("full_offload", 3)])
+    loss = d.weighted([("hf", 3), ({"chunked": d.whole(2, 20)}, 3), ({"logits_to_keep": d.whole(1, r["seq"])}, 2)])
+    # Gemma 2 caps its logits, which a loss in pieces of one's own would have to do too.
+    if loss != "hf" and family not in ENCODERS and not (family == "gemma2" and "chunked" in loss):
+        r["loss"] = loss
+    if d.chance(0.4):
+        embedding, stack = MODULES.get(family, ("model.embed_tokens", "model.layers"))
+        some = [f"{stack}.{i}" for i in range(d.whole(0, layers - 1))]
+        r["freeze"] = [embedding] + some if d.chance(0.7) else some or [embedding]
+    if d.chance(0.3):
+        r["eval_after"] = True
+    if r["checkpointing"] != "none":
+        r.pop("sdpa_backend", None)
+
+
 def case(d, recipe=recipe):
     family = d.weighted(list(FAMILIES.items()))
     sm = d.of(GENERATIONS)
@@ -268,7 +303,7 @@ def adapted(d):
 
 def main():
     into = None
-    args = [a for a in sys.argv[1:] if a not in ("--optimizers", "--defined", "--adapters")]
+    args = [a for a in sys.argv[1:] if a not in ("--optimizers", "--defined", "--adapters", "--activations")]
     draw = further if "--optimizers" in sys.argv else recipe
     if "--defined" in sys.argv:
         def draw(d, family, sm):
@@ -280,7 +315,10 @@ def main():
     seed, count = int(args[0]), int(args[1]) if len(args) > 1 else 150
     d = Draw(seed)
     for i in range(count):
-        drawn = adapted(d) if "--adapters" in sys.argv else case(d, draw)
+        if "--activations" in sys.argv:
+            drawn = activated(d)
+        else:
+            drawn = adapted(d) if "--adapters" in sys.argv else case(d, draw)
         name = f"fresh{seed}_{i:03}_{drawn['model']['model_type']}"
         if into is None:
             print(json.dumps({"id": name, "case": drawn}, separators=(",", ":")))

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use serde_json::{Map, Value};
 
 use crate::issue::{Issue, IssueKind};
-use crate::model::family::common::{AttentionPlan, Head, Returned, Run, causal_forward, eager_mask};
+use crate::model::family::common::{AttentionPlan, Head, Returned, Run, causal_forward, eager_mask, refuse_reentrant};
 use crate::model::family::{Built, Dimensions, Model, Parameter, Parameters, matrix, vector};
 use crate::model::fields::{Fields, MAX_DIMENSION, MAX_HEADS, MAX_LAYERS};
 use crate::recipe::{Attention, Recipe};
@@ -169,7 +169,7 @@ impl Model for Bloom {
             let what = "sdpa attention in BLOOM, which transformers runs eager".into();
             return vec![Issue::new("recipe.attention", IssueKind::NotModelled { what })];
         }
-        Vec::new()
+        refuse_reentrant(recipe)
     }
 
     fn symbols(&self, recipe: &Recipe) -> Vec<(&'static str, u64)> {

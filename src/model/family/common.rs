@@ -4,6 +4,7 @@ use core::cell::RefCell;
 use std::rc::Rc;
 
 use crate::bill::{Instant, Part};
+use crate::issue::{Issue, IssueKind};
 use crate::model::fields::Fields;
 use crate::recipe::{Attention, Checkpointing, Loss, Recipe, SdpaBackend};
 use crate::step::checkpoint::{Layer, checkpointed, on_host, reentrant};
@@ -378,6 +379,16 @@ pub(super) fn softcap(t: &Tape, x: Tensor) -> Tensor {
         t.tanh(&scaled)
     };
     t.mul_scalar(&tanh)
+}
+
+/// Reentrant checkpointing of layers that return their probabilities: backward makes zeros for the gradient that nobody
+/// has for them.
+pub(super) fn refuse_reentrant(recipe: &Recipe) -> Vec<Issue> {
+    if recipe.checkpointing != Checkpointing::Reentrant {
+        return Vec::new();
+    }
+    let what = "reentrant checkpointing of layers that return their attention's probabilities".into();
+    vec![Issue::new("recipe.checkpointing", IssueKind::NotModelled { what })]
 }
 
 /// The probabilities that a layer returned, in models whose loop holds them until the next layer returns (Falcon, BLOOM).

@@ -6,11 +6,12 @@ use serde_json::{Map, Value};
 
 use crate::issue::Issue;
 use crate::model::family::common::{
-    Activation, AttentionPlan, Head, Returned, Run, causal_forward, causal_mask, position_ids, rotary_tables, rotate,
+    Activation, AttentionPlan, Head, Returned, Run, causal_forward, causal_mask, position_ids, refuse_reentrant,
+    rotary_tables, rotate,
 };
 use crate::model::family::{Built, Dimensions, Model, Parameter, Parameters, matrix, vector};
 use crate::model::fields::{Fields, MAX_DIMENSION, MAX_HEADS, MAX_LAYERS};
-use crate::recipe::Recipe;
+use crate::recipe::{Attention, Recipe};
 use crate::step::shape::{Dim, Shape, Symbol};
 use crate::step::tape::Tape;
 use crate::step::tensor::{Dtype, Tensor};
@@ -184,8 +185,8 @@ impl Model for Falcon {
         None
     }
 
-    fn refusals(&self, _: &Recipe) -> Vec<Issue> {
-        Vec::new()
+    fn refusals(&self, recipe: &Recipe) -> Vec<Issue> {
+        if recipe.attention == Some(Attention::Eager) { refuse_reentrant(recipe) } else { Vec::new() }
     }
 
     fn symbols(&self, recipe: &Recipe) -> Vec<(&'static str, u64)> {

@@ -43,6 +43,11 @@ impl Tape {
         let result = match (quantized, bias) {
             (Some(quantized), _) => self.linear_quantized(x, &quantized, bias.is_some()),
             (None, None) => self.linear_plain(x, &in_use),
+            // Only what is contiguous goes through `addmm` (`at::linear`, ATen/native/Linear.cpp).
+            (None, Some(bias)) if x.shape().rank() > 2 && !self.is_contiguous_below_autocast(x) => {
+                let product = self.linear_plain(x, &in_use);
+                self.add_in_place(&product, bias)
+            }
             (None, Some(bias)) => self.linear_bias(x, &in_use, bias, layout),
         };
         self.adapted(x, weight, bias.as_ref(), layout, result)
@@ -52,10 +57,19 @@ impl Tape {
     pub(super) fn linear_plain(&self, x: &Tensor, weight: &Tensor) -> Tensor {
         let weight = &self.autocast_lower(weight);
         let x = &self.autocast_lower(x);
+        let whole = x;
+        let (rows, last) = flat_rows(x);
+        let x = &if x.shape().viewed(&[rows, last]).is_some() {
+            x.clone()
+        } else if weight.requires_grad() || x.shape().rank() != 3 {
+            // Flattened by a copy (`should_fold`, ATen/native/LinearAlgebra.cpp).
+            self.reshape(x, &[rows, last])
+        } else {
+            return self.linear_batched(x, weight);
+        };
         let r = Recorder::begin(self, &[x, weight]);
         let sw = r.save_if(x.requires_grad(), weight);
         let sx = r.save_if(weight.requires_grad(), x);
-        let (rows, last) = flat_rows(x);
         let features = weight.dim(0);
         let out = self.product_out(Shape::new(&[rows, features]), x, "matmul");
         let (before, wshape) = (*x.shape(), *weight.shape());
@@ -74,7 +88,26 @@ impl Tape {
             }
             out
         });
-        self.unflatten(out, x)
+        self.unflatten(out, whole)
+    }
+
+    /// Without a bias, a frozen weight and rows that cannot be flattened: one product a sequence.
+    fn linear_batched(&self, x: &Tensor, weight: &Tensor) -> Tensor {
+        let r = Recorder::begin(self, &[x]);
+        let sw = r.save_if(x.requires_grad(), weight);
+        let out = self.product_out(with_last(x, weight.dim(0)), x, "matmul");
+        let shape = x.shape().contiguous();
+        r.finish(out, move |t, g| {
+            let (Some(g), Some(weight)) = (first(g), sw.unpack(t)) else { return vec![None] };
+            let grad = t.product_out(shape, g, "grad of matmul input");
+            drop(weight);
+            vec![Some(grad)]
+        })
+    }
+
+    /// Whether an operand is contiguous as autocast gives it to a product: a cast is a dense copy.
+    fn is_contiguous_below_autocast(&self, x: &Tensor) -> bool {
+        x.shape().is_contiguous() || self.autocast().is_some_and(|dtype| dtype != x.dtype())
     }
 
     /// The product over flattened rows seen with `x`'s leading sizes: a view with a node of its own, which copies a
