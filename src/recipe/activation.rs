@@ -14,6 +14,9 @@ pub enum Checkpointing {
     Full,
     /// The same as an autograd function of its own, with a backward inside the backward (`use_reentrant=True`).
     Reentrant,
+    /// As `full`, but the outputs of matrix products and of attention are kept instead of computed again
+    /// (`create_selective_checkpoint_contexts`).
+    Selective,
     /// Layers 0, k, 2k, … are run again (`use_reentrant=False`); the others keep every saved tensor.
     Every(u64),
     /// Nothing is run again: what a layer saves, weights included, goes to host memory and comes back in backward
@@ -25,14 +28,15 @@ pub enum Checkpointing {
 
 impl Checkpointing {
     /// The modes without a number, in the order they are offered.
-    pub const NAMED: [Self; 5] = [Self::None, Self::Full, Self::Reentrant, Self::Offload, Self::FullOffload];
+    pub const NAMED: [Self; 6] =
+        [Self::None, Self::Full, Self::Selective, Self::Reentrant, Self::Offload, Self::FullOffload];
 
     /// Of how many layers one is run again in backward; none: no layer is.
     #[must_use]
     pub const fn recomputes_one_in(self) -> Option<u64> {
         match self {
             Self::None | Self::Offload => None,
-            Self::Full | Self::Reentrant | Self::FullOffload => Some(1),
+            Self::Full | Self::Selective | Self::Reentrant | Self::FullOffload => Some(1),
             Self::Every(k) => Some(k),
         }
     }

@@ -3,11 +3,12 @@
 //!
 //! Non-reentrant: in forward, what the layer saves is counted and dropped; only the layer's inputs are kept. The first
 //! time backward asks for one of them the layer runs again, up to the last tensor that was saved; each is then given out
-//! once. Reentrant: the layer runs without a graph as one autograd function, whose backward runs it again with one, and
+//! once. Selective: the outputs of products and of attention are kept beside, and taken when the layer runs again. Reentrant: the layer runs without a graph as one autograd function, whose backward runs it again with one, and
 //! then that graph's own backward.
 
 use core::cell::{Cell, RefCell};
 use core::fmt;
+use std::collections::VecDeque;
 use std::rc::{Rc, Weak};
 
 use crate::bill::Part;
@@ -100,6 +101,8 @@ pub struct Frame {
     wanted: RefCell<Vec<Weak<()>>>,
     recomputed: RefCell<Vec<Option<Tensor>>>,
     done: Cell<bool>,
+    /// What products and attention gave, where that is kept.
+    outputs: Option<RefCell<VecDeque<Vec<Tensor>>>>,
 }
 
 impl fmt::Debug for Frame {
@@ -146,6 +149,27 @@ impl Hooks {
     }
 }
 
+impl Tape {
+    /// The outputs of a product or of attention: computed, or in a selective checkpoint that runs again taken from what was
+    /// kept. (`_CachingTorchDispatchMode`: outputs are cached as they are, views of them come after.)
+    pub(crate) fn computed(&self, compute: &dyn Fn() -> Vec<Tensor>) -> Vec<Tensor> {
+        let top = self.0.hooks.borrow().stack.last().cloned();
+        let (frame, again) = match &top {
+            Some(Hook::Pack(frame)) => (frame, false),
+            Some(Hook::Recompute(frame)) if !self.stopped() => (frame, true),
+            _ => return compute(),
+        };
+        let Some(outputs) = &frame.outputs else { return compute() };
+        if again && let Some(kept) = outputs.borrow_mut().pop_front() {
+            return kept;
+        }
+        let computed = compute();
+        let kept = computed.iter().map(Tensor::detached).inspect(|out| self.becomes(out, Part::Activations)).collect();
+        outputs.borrow_mut().push_back(kept);
+        computed
+    }
+}
+
 fn hooked<T>(tape: &Tape, hook: Hook, body: impl FnOnce() -> T) -> T {
     tape.0.hooks.borrow_mut().stack.push(hook);
     let out = body();
@@ -160,8 +184,9 @@ pub(crate) fn on_host(tape: &Tape, body: &dyn Fn() -> Vec<Tensor>) -> Vec<Tensor
 
 /// Runs `layer` on `input`, keeping the input in place of what the layer saves.
 ///
-/// `layer` runs under the caller's autocast state in forward and in recomputation.
-pub(crate) fn checkpointed(tape: &Tape, input: &Tensor, layer: Layer) -> Vec<Tensor> {
+/// `layer` runs under the caller's autocast state in forward and in recomputation. `selective`: what products and
+/// attention give is kept too.
+pub(crate) fn checkpointed(tape: &Tape, input: &Tensor, layer: Layer, selective: bool) -> Vec<Tensor> {
     if !tape.grad_enabled() {
         return layer(tape, input);
     }
@@ -174,6 +199,7 @@ pub(crate) fn checkpointed(tape: &Tape, input: &Tensor, layer: Layer) -> Vec<Ten
         wanted: RefCell::default(),
         recomputed: RefCell::default(),
         done: Cell::new(false),
+        outputs: selective.then(RefCell::default),
     });
     hooked(tape, Hook::Pack(frame), || layer(tape, input))
 }

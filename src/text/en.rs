@@ -175,6 +175,7 @@ impl Catalogue for English {
         match checkpointing {
             Checkpointing::None => "none",
             Checkpointing::Full => "every layer",
+            Checkpointing::Selective => "every layer, products and attention kept",
             Checkpointing::Reentrant => "every layer, reentrant",
             Checkpointing::Every(_) => "every k-th layer",
             Checkpointing::Offload => "none, saved tensors in host memory",

@@ -93,7 +93,7 @@ pub(crate) struct PlanArgs {
     #[arg(long, value_parser = named::<SdpaBackend>(
         &["flash_attention", "efficient_attention", "cudnn_attention", "math"]), help_heading = "Recipe")]
     sdpa_backend: Option<SdpaBackend>,
-    /// Activation checkpointing: none, full, reentrant, every=K, offload, full_offload [default: none]
+    /// Activation checkpointing: none, full, selective, reentrant, every=K, offload, full_offload [default: none]
     #[arg(long, value_name = "MODE", value_parser = numbered::<Checkpointing>, help_heading = "Recipe")]
     checkpointing: Option<Checkpointing>,
     /// How the loss is computed: hf, chunked=PIECES, logits_to_keep=TOKENS [default: hf]

@@ -84,14 +84,15 @@ impl Run {
             return layer(t, x);
         }
         match self.checkpointing {
-            Checkpointing::Full => checkpointed(t, x, layer),
+            Checkpointing::Full => checkpointed(t, x, layer, false),
+            Checkpointing::Selective => checkpointed(t, x, layer, true),
             Checkpointing::Every(k) if u64::from(number).saturating_sub(1).is_multiple_of(k) => {
-                checkpointed(t, x, layer)
+                checkpointed(t, x, layer, false)
             }
             Checkpointing::None | Checkpointing::Every(_) => layer(t, x),
             Checkpointing::Reentrant => reentrant(t, x, layer),
             Checkpointing::Offload => on_host(t, &|| layer(t, x)),
-            Checkpointing::FullOffload => on_host(t, &|| checkpointed(t, x, layer.clone())),
+            Checkpointing::FullOffload => on_host(t, &|| checkpointed(t, x, layer.clone(), false)),
         }
     }
 
@@ -612,7 +613,7 @@ fn chunked_loss(run: &Run, hidden: Tensor, head: &Head<'_>, labels: Tensor, n: u
                 };
                 vec![t.cross_entropy(&logits, &labels)]
             });
-            let losses = checkpointed(t, piece, layer);
+            let losses = checkpointed(t, piece, layer, false);
             // Python's `sum` begins with 0.
             sum = losses.first().map(|loss| match &sum {
                 None => t.add_scalar(loss),

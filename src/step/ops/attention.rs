@@ -142,25 +142,29 @@ impl Tape {
         let r = Recorder::begin(self, &[q, k, v]);
         let (sq, sk, sv) = (r.save(q), r.save(k), r.save(v));
         let (b, a, s, d) = (q.dim(0), q.dim(1), q.dim(2), q.dim(3));
-        let out = self.temp(q.shape().like(), q.dtype(), "attention output");
-        let lse = self.temp(Shape::new(&[b, a, s]), Dtype::F32, "log-sum-exp");
-        let splits = if dropout > 0.0 { 1 } else { flash_splits(self.device(), b.n * a.n, s.n, k.dim(2).n, d.n) };
-        let parts = (splits > 1).then(|| {
-            let n = Dim::plain(splits);
-            let lse = self.temp(Shape::new(&[n, b, a, s]), Dtype::F32, "split log-sum-exp");
-            let head = Dim::plain(rounded_head(d.n));
-            (lse, self.temp(Shape::new(&[n, b, a, s, head]), Dtype::F32, "split attention output"))
+        let outs = self.computed(&|| {
+            let out = self.temp(q.shape().like(), q.dtype(), "attention output");
+            let lse = self.temp(Shape::new(&[b, a, s]), Dtype::F32, "log-sum-exp");
+            let splits = if dropout > 0.0 { 1 } else { flash_splits(self.device(), b.n * a.n, s.n, k.dim(2).n, d.n) };
+            let parts = (splits > 1).then(|| {
+                let n = Dim::plain(splits);
+                let lse = self.temp(Shape::new(&[n, b, a, s]), Dtype::F32, "split log-sum-exp");
+                let head = Dim::plain(rounded_head(d.n));
+                (lse, self.temp(Shape::new(&[n, b, a, s, head]), Dtype::F32, "split attention output"))
+            });
+            let (seed, offset) = if dropout > 0.0 {
+                let state = self.scratch(16, "generator state");
+                let offset = self.scratch(8, "generator offset");
+                let kept = self.scratch(16, "generator state");
+                drop(state);
+                (kept, offset)
+            } else {
+                (self.scratch(16, "generator state"), self.scratch(8, "generator offset"))
+            };
+            drop(parts);
+            vec![out, lse, seed, offset]
         });
-        let (seed, offset) = if dropout > 0.0 {
-            let state = self.scratch(16, "generator state");
-            let offset = self.scratch(8, "generator offset");
-            let kept = self.scratch(16, "generator state");
-            drop(state);
-            (kept, offset)
-        } else {
-            (self.scratch(16, "generator state"), self.scratch(8, "generator offset"))
-        };
-        drop(parts);
+        let [out, lse, seed, offset] = four(self, outs);
         let so = r.save(&out);
         let rest = [r.save(&lse), r.save(&seed), r.save(&offset)];
         drop((lse, seed, offset));
@@ -205,22 +209,32 @@ impl Tape {
         let sb = bias.map(|bias| r.save(bias));
         let trained_bias = bias.filter(|bias| bias.requires_grad()).map(|bias| (*bias.shape(), bias.dtype()));
         let (b, a, s, d) = (q.dim(0), q.dim(1), q.dim(2), q.dim(3));
-        let state = (dropout <= 0.0).then(|| (self.scratch(8, "generator state"), self.scratch(8, "generator offset")));
-        // Laid out [b, s, a, d], seen as [b, a, s, d].
-        let out = self.temp(Shape::new(&[b, s, a, v.dim(3)]), q.dtype(), "attention output");
-        let out = {
-            let seen = out.alias(out.shape().transposed(1, 2));
-            drop(out);
-            seen
-        };
-        // None without a graph (`should_compute_logsumexp`, ATen/native/transformers/attention.cpp).
-        let padded = Dim::plain(if r.recorded() { s.n.next_multiple_of(32) } else { 0 });
-        let lse = self.temp(Shape::new(&[b, a, padded]), Dtype::F32, "log-sum-exp");
-        // Output of heads too large for registers gathers in FP32 (`kNeedsOutputAccumulatorBuffer`).
-        if q.dtype().is_half() && v.dim(3).n > 128 {
-            let gathers = self.temp(*out.shape(), Dtype::F32, "attention output in FP32");
-            drop(gathers);
-        }
+        let recorded = r.recorded();
+        let outs = self.computed(&|| {
+            let state =
+                (dropout <= 0.0).then(|| (self.scratch(8, "generator state"), self.scratch(8, "generator offset")));
+            // Laid out [b, s, a, d], seen as [b, a, s, d].
+            let out = self.temp(Shape::new(&[b, s, a, v.dim(3)]), q.dtype(), "attention output");
+            let out = {
+                let seen = out.alias(out.shape().transposed(1, 2));
+                drop(out);
+                seen
+            };
+            // None without a graph (`should_compute_logsumexp`, ATen/native/transformers/attention.cpp).
+            let padded = Dim::plain(if recorded { s.n.next_multiple_of(32) } else { 0 });
+            let lse = self.temp(Shape::new(&[b, a, padded]), Dtype::F32, "log-sum-exp");
+            // Output of heads too large for registers gathers in FP32 (`kNeedsOutputAccumulatorBuffer`).
+            if q.dtype().is_half() && v.dim(3).n > 128 {
+                let gathers = self.temp(*out.shape(), Dtype::F32, "attention output in FP32");
+                drop(gathers);
+            }
+            let mut outs = vec![out, lse];
+            outs.extend(state.map(|(seed, offset)| [seed, offset]).into_iter().flatten());
+            outs
+        });
+        let mut outs = outs.into_iter();
+        let (Some(out), Some(lse)) = (outs.next(), outs.next()) else { return q.clone() };
+        let state = outs.next().zip(outs.next());
         let so = r.save(&out);
         let lse_saved = r.save(&lse);
         let state_saved = state.as_ref().map(|(seed, offset)| [r.save(seed), r.save(offset)]);
@@ -279,10 +293,15 @@ impl Tape {
         let (sq, sk, sv) = (r.save(q), r.save(k), r.save(v));
         let sb = bias.map(|bias| r.save(bias));
         let (b, a, s, d) = (q.dim(0), q.dim(1), q.dim(2), q.dim(3));
-        let (seed, offset) = (self.scratch(8, "generator state"), self.scratch(8, "generator offset"));
-        let out = self.temp(q.shape().like(), q.dtype(), "attention output");
-        let rows = if r.recorded() { s } else { Dim::plain(0) };
-        let lse = self.temp(Shape::new(&[b, a, rows]), Dtype::F32, "log-sum-exp");
+        let recorded = r.recorded();
+        let outs = self.computed(&|| {
+            let (seed, offset) = (self.scratch(8, "generator state"), self.scratch(8, "generator offset"));
+            let out = self.temp(q.shape().like(), q.dtype(), "attention output");
+            let rows = if recorded { s } else { Dim::plain(0) };
+            let lse = self.temp(Shape::new(&[b, a, rows]), Dtype::F32, "log-sum-exp");
+            vec![out, lse, seed, offset]
+        });
+        let [out, lse, seed, offset] = four(self, outs);
         let so = r.save(&out);
         let rest = [r.save(&lse), r.save(&seed), r.save(&offset)];
         drop((lse, seed, offset));
@@ -341,6 +360,11 @@ impl Tape {
             vec![Some(grad)]
         })
     }
+}
+
+/// The four outputs of an attention kernel.
+fn four(t: &Tape, outs: Vec<Tensor>) -> [Tensor; 4] {
+    outs.try_into().unwrap_or_else(|_| [(); 4].map(|()| t.scalar(Dtype::F32, "attention output")))
 }
 
 /// What the rows of a mask are padded to a multiple of (`mem_eff_alignment`, ATen/native/transformers/attention.cpp).

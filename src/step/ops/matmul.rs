@@ -24,6 +24,15 @@ impl Tape {
         out
     }
 
+    /// A product of the forward.
+    fn product(&self, shape: Shape, like: &Tensor, op: &'static str) -> Tensor {
+        self.one_computed(&|| self.product_out(shape, like, op))
+    }
+
+    fn one_computed(&self, compute: &dyn Fn() -> Tensor) -> Tensor {
+        self.computed(&|| vec![compute()]).pop().unwrap_or_else(compute)
+    }
+
     /// `nn.Linear`: weight [out, in].
     #[must_use]
     pub fn linear(&self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Tensor {
@@ -71,7 +80,7 @@ impl Tape {
         let sw = r.save_if(x.requires_grad(), weight);
         let sx = r.save_if(weight.requires_grad(), x);
         let features = weight.dim(0);
-        let out = self.product_out(Shape::new(&[rows, features]), x, "matmul");
+        let out = self.product(Shape::new(&[rows, features]), x, "matmul");
         let (before, wshape) = (*x.shape(), *weight.shape());
         let out = r.finish(out, move |t, g| {
             let mut out: Grads = vec![None, None];
@@ -95,7 +104,7 @@ impl Tape {
     fn linear_batched(&self, x: &Tensor, weight: &Tensor) -> Tensor {
         let r = Recorder::begin(self, &[x]);
         let sw = r.save_if(x.requires_grad(), weight);
-        let out = self.product_out(with_last(x, weight.dim(0)), x, "matmul");
+        let out = self.product(with_last(x, weight.dim(0)), x, "matmul");
         let shape = x.shape().contiguous();
         r.finish(out, move |t, g| {
             let (Some(g), Some(weight)) = (first(g), sw.unpack(t)) else { return vec![None] };
@@ -138,9 +147,12 @@ impl Tape {
         let sw = r.save_if(x.requires_grad(), weight);
         let (rows, last) = flat_rows(x);
         let features = bias.dim(0);
-        let out = self.temp(Shape::new(&[rows, features]), x.dtype(), "matmul");
-        let workspace = self.blas_lt_workspace();
-        drop(workspace);
+        let out = self.one_computed(&|| {
+            let out = self.temp(Shape::new(&[rows, features]), x.dtype(), "matmul");
+            let workspace = self.blas_lt_workspace();
+            drop(workspace);
+            out
+        });
         let (before, wshape, needs_bias) = (*x.shape(), *weight.shape(), bias.requires_grad());
         let out = r.finish(out, move |t, g| {
             let mut out: Grads = vec![None, None, None];
@@ -187,7 +199,7 @@ impl Tape {
         let r = Recorder::begin(self, &[a, b]);
         let sb = r.save_if(a.requires_grad(), b);
         let sa = r.save_if(b.requires_grad(), a);
-        let out = self.product_out(Shape::new(&[a.dim(0), a.dim(1), b.dim(2)]), a, "batched matmul");
+        let out = self.product(Shape::new(&[a.dim(0), a.dim(1), b.dim(2)]), a, "batched matmul");
         drop(input);
         let (ashape, bshape) = (*a.shape(), *b.shape());
         r.finish(out, move |t, g| {
@@ -213,7 +225,7 @@ impl Tape {
         let r = Recorder::begin(self, &[a, b]);
         let sb = r.save_if(a.requires_grad(), b);
         let sa = r.save_if(b.requires_grad(), a);
-        let out = self.product_out(Shape::new(&[a.dim(0), a.dim(1), b.dim(2)]), a, "batched matmul");
+        let out = self.product(Shape::new(&[a.dim(0), a.dim(1), b.dim(2)]), a, "batched matmul");
         let (ashape, bshape) = (*a.shape(), *b.shape());
         r.finish(out, move |t, g| {
             let mut out: Grads = vec![None, None];
