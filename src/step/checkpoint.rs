@@ -87,15 +87,15 @@ impl Saved {
     }
 }
 
-/// A layer that can be run again: its hidden states in, its outputs out.
-pub(crate) type Layer = Rc<dyn Fn(&Tape, &Tensor) -> Vec<Tensor>>;
+/// A layer that can be run again: its positional arguments in, hidden states first; its outputs out.
+pub(crate) type Layer = Rc<dyn Fn(&Tape, &[Tensor]) -> Vec<Tensor>>;
 
 /// One checkpointed layer's call.
 pub struct Frame {
-    input: Saved,
+    inputs: Vec<Saved>,
     layer: Layer,
     autocast: Option<Dtype>,
-    /// Where the input came from in the graph.
+    /// Where the hidden states came from in the graph.
     edge: Option<Edge>,
     saved: Cell<usize>,
     wanted: RefCell<Vec<Weak<()>>>,
@@ -116,14 +116,13 @@ impl Frame {
         if self.done.replace(true) || self.saved.get() == 0 {
             return;
         }
-        let Some(input) = self.input.unpack(tape) else { return };
+        let mut inputs: Vec<Tensor> = self.inputs.iter().filter_map(|input| input.unpack(tape)).collect();
         tape.0.hooks.borrow_mut().stack.push(Hook::Recompute(self.clone()));
         // In its place in the graph, or nothing would be saved along the residual stream.
-        let input = match &self.edge {
-            Some(edge) => input.detached().with_grad_fn(&edge.node, edge.output),
-            None => input,
-        };
-        let out = tape.with_grad(true, || tape.with_autocast(self.autocast, || (self.layer)(tape, &input)));
+        if let (Some(edge), Some(hidden)) = (&self.edge, inputs.first_mut()) {
+            *hidden = hidden.detached().with_grad_fn(&edge.node, edge.output);
+        }
+        let out = tape.with_grad(true, || tape.with_autocast(self.autocast, || (self.layer)(tape, &inputs)));
         drop(out);
         tape.0.stopped.set(false);
         tape.0.hooks.borrow_mut().stack.pop();
@@ -182,46 +181,52 @@ pub(crate) fn on_host(tape: &Tape, body: &dyn Fn() -> Vec<Tensor>) -> Vec<Tensor
     hooked(tape, Hook::Host, body)
 }
 
-/// Runs `layer` on `input`, keeping the input in place of what the layer saves.
+/// Runs `layer` on `inputs`, keeping them in place of what the layer saves.
 ///
 /// `layer` runs under the caller's autocast state in forward and in recomputation. `selective`: what products and
 /// attention give is kept too.
-pub(crate) fn checkpointed(tape: &Tape, input: &Tensor, layer: Layer, selective: bool) -> Vec<Tensor> {
+pub(crate) fn checkpointed(tape: &Tape, inputs: &[Tensor], layer: Layer, selective: bool) -> Vec<Tensor> {
     if !tape.grad_enabled() {
-        return layer(tape, input);
+        return layer(tape, inputs);
     }
     let frame = Rc::new(Frame {
-        input: Saved::new(tape, input),
+        inputs: inputs.iter().map(|input| Saved::new(tape, input)).collect(),
         layer: layer.clone(),
         autocast: tape.autocast(),
-        edge: input.edge(),
+        edge: inputs.first().and_then(Tensor::edge),
         saved: Cell::new(0),
         wanted: RefCell::default(),
         recomputed: RefCell::default(),
         done: Cell::new(false),
         outputs: selective.then(RefCell::default),
     });
-    hooked(tape, Hook::Pack(frame), || layer(tape, input))
+    hooked(tape, Hook::Pack(frame), || layer(tape, inputs))
 }
 
-/// Runs `layer` on `input` as one autograd function (`CheckpointFunction`).
+/// Runs `layer` on `inputs` as one autograd function (`CheckpointFunction`).
 ///
-/// Its arguments beside `input` are attributes of the function's node: they live as long as the graph does.
-pub(crate) fn reentrant(tape: &Tape, input: &Tensor, layer: Layer) -> Vec<Tensor> {
-    let r = Recorder::begin(tape, &[input]);
-    let outs = tape.with_grad(false, || layer(tape, input));
+/// Its keyword arguments are attributes of the function's node: they live as long as the graph does.
+pub(crate) fn reentrant(tape: &Tape, inputs: &[Tensor], layer: Layer) -> Vec<Tensor> {
+    let r = Recorder::begin(tape, &inputs.iter().collect::<Vec<_>>());
+    let outs = tape.with_grad(false, || layer(tape, inputs));
     if !r.recorded() {
         return outs;
     }
-    let saved = r.save(input);
+    let saved: Vec<Saved> = inputs.iter().map(|input| r.save(input)).collect();
     tape.pin(layer.clone());
     let autocast = tape.autocast();
     r.finish_many(outs, move |t, grads| {
-        let Some(input) = saved.unpack(t) else { return vec![None] };
-        let (leaf, gradient) = Recorder::force(&input);
-        let outs = t.with_grad(true, || t.with_autocast(autocast, || layer(t, &leaf)));
+        let mut inputs: Vec<Tensor> = saved.iter().filter_map(|input| input.unpack(t)).collect();
+        let Some(hidden) = inputs.first_mut() else { return Vec::new() };
+        let (leaf, gradient) = Recorder::force(hidden);
+        *hidden = leaf;
+        let outs = t.with_grad(true, || t.with_autocast(autocast, || layer(t, &inputs)));
         let roots = outs.iter().zip(grads).filter_map(|(out, grad)| Some((out.edge()?, grad.clone()?)));
         backward_all(t, roots.collect());
-        vec![gradient.tensor.take()]
+        let mut grads: Vec<Option<Tensor>> = inputs.iter().map(|_| None).collect();
+        if let Some(of_hidden) = grads.first_mut() {
+            *of_hidden = gradient.tensor.take();
+        }
+        grads
     })
 }

@@ -73,12 +73,12 @@ impl Run {
 
     /// Runs the layer with this number, counted from 1, as the recipe checkpoints it (`GradientCheckpointingLayer`).
     pub(super) fn layer(&self, number: u32, x: &Tensor, layer: impl Fn(&Tensor) -> Tensor + 'static) -> Tensor {
-        let mut outs = self.layer_many(number, x, Rc::new(move |_, x| vec![layer(x)]));
-        outs.pop().unwrap_or_else(|| x.clone())
+        let layer: Layer = Rc::new(move |_, x| x.first().map(&layer).into_iter().collect());
+        self.layer_many(number, core::slice::from_ref(x), layer).pop().unwrap_or_else(|| x.clone())
     }
 
-    /// As [`Run::layer`] for a layer of several outputs.
-    pub(super) fn layer_many(&self, number: u32, x: &Tensor, layer: Layer) -> Vec<Tensor> {
+    /// As [`Run::layer`] for a layer of several outputs, or of several tensors as positional arguments.
+    pub(super) fn layer_many(&self, number: u32, x: &[Tensor], layer: Layer) -> Vec<Tensor> {
         let t = &self.tape;
         if !t.training() {
             return layer(t, x);
@@ -607,13 +607,14 @@ fn chunked_loss(run: &Run, hidden: Tensor, head: &Head<'_>, labels: Tensor, n: u
             let labels = labels.alias(Shape::new(&[piece.dim(0)]));
             let (weight, bias) = (weight.clone(), bias.cloned());
             let layer: Layer = Rc::new(move |t, x| {
+                let Some(x) = x.first() else { return Vec::new() };
                 let logits = {
                     let logits = t.linear(x, &weight, bias.as_ref());
                     t.to(&logits, Dtype::F32)
                 };
                 vec![t.cross_entropy(&logits, &labels)]
             });
-            let losses = checkpointed(t, piece, layer, false);
+            let losses = checkpointed(t, core::slice::from_ref(piece), layer, false);
             // Python's `sum` begins with 0.
             sum = losses.first().map(|loss| match &sum {
                 None => t.add_scalar(loss),

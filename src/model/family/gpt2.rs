@@ -271,14 +271,14 @@ impl BuiltGpt2 {
         hidden = t.dropout(&hidden, self.plan.embedding_dropout);
         for (i, layer) in (1u32..).zip(&self.layers) {
             t.set_layer(i);
-            let call = Call {
-                plan: self.plan.clone(),
-                layer: layer.clone(),
-                run: run.clone(),
-                mask: mask.clone(),
-                _positions: positions.clone(),
-            };
-            hidden = run.layer(i, &hidden, move |x| call.run(x));
+            let call =
+                Call { plan: self.plan.clone(), layer: layer.clone(), run: run.clone(), _positions: positions.clone() };
+            // The mask is a positional argument too, which reentrant checkpointing saves and releases as one.
+            let mut args = vec![hidden.clone()];
+            args.extend(mask.clone());
+            let layer = move |x: &[Tensor]| x.split_first().map(|(x, mask)| call.run(x, mask.first()));
+            let outs = run.layer_many(i, &args, Rc::new(move |_, x| layer(x).into_iter().collect()));
+            hidden = outs.into_iter().next().unwrap_or(hidden);
         }
         t.set_layer(0);
         t.set_scope("final norm");
@@ -298,17 +298,16 @@ struct Call {
     plan: Rc<Gpt2>,
     layer: Rc<Layer>,
     run: Run,
-    mask: Option<Tensor>,
     /// Passed to the layer, which does not use them; a checkpointed call keeps its arguments.
     _positions: Tensor,
 }
 
 impl Call {
-    fn run(&self, x: &Tensor) -> Tensor {
+    fn run(&self, x: &Tensor, mask: Option<&Tensor>) -> Tensor {
         let (t, w) = (&self.run.tape, &self.layer.0);
         let normed = t.scope("attention norm", || t.layer_norm(x, &w[0], &w[1]));
         // The probabilities live in `_` until the block returns.
-        let (attended, probabilities) = t.scope("attention", || self.attention(&normed));
+        let (attended, probabilities) = t.scope("attention", || self.attention(&normed, mask));
         let hidden = t.scope("attention", || t.add(&attended, x));
         drop(normed);
         let normed = t.scope("mlp norm", || t.layer_norm(&hidden, &w[6], &w[7]));
@@ -330,7 +329,7 @@ impl Call {
         t.dropout(&hidden, self.plan.residual_dropout)
     }
 
-    fn attention(&self, x: &Tensor) -> (Tensor, Option<Tensor>) {
+    fn attention(&self, x: &Tensor, mask: Option<&Tensor>) -> (Tensor, Option<Tensor>) {
         let (t, w, p) = (&self.run.tape, &self.layer.0, &self.plan);
         let (b, s, h) = (self.run.batch, self.run.seq, p.h());
         let a = Dim::named(p.heads, Symbol::A);
@@ -352,7 +351,7 @@ impl Call {
                 (t.contiguous(&t.transpose(&out, 1, 2)), None)
             }
             AttentionPlan::Eager => {
-                let (out, weights) = self.eager(&q, &k, &v);
+                let (out, weights) = self.eager((&q, &k, &v), mask);
                 (out, Some(weights))
             }
         };
@@ -363,14 +362,14 @@ impl Call {
     }
 
     /// Eager attention without an FP32 softmax of its own: autocast gives it one.
-    fn eager(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> (Tensor, Tensor) {
+    fn eager(&self, (q, k, v): (&Tensor, &Tensor, &Tensor), mask: Option<&Tensor>) -> (Tensor, Tensor) {
         let t = &self.run.tape;
         let mut weights = {
             let kt = t.transpose(k, 2, 3);
             let raw = t.matmul4(q, &kt);
             t.mul_scalar(&raw)
         };
-        if let Some(mask) = &self.mask {
+        if let Some(mask) = mask {
             weights = t.add(&weights, mask);
         }
         weights = t.softmax(&weights);

@@ -155,7 +155,11 @@ impl BuiltT5 {
                 cross_bias: cross_bias.clone(),
             };
             let number = u32::try_from(from + i + 1).unwrap_or(u32::MAX);
-            let mut out = run.layer_many(number, &hidden, Rc::new(move |_, x| call.run(x)));
+            let mut out = run.layer_many(
+                number,
+                core::slice::from_ref(&hidden),
+                Rc::new(move |_, x| x.first().map(|x| call.run(x)).unwrap_or_default()),
+            );
             // Hidden states, the bias, and in a decoder that of cross-attention.
             cross_bias = if out.len() > 2 { out.pop() } else { None };
             bias = out.pop();
