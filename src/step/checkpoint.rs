@@ -77,8 +77,9 @@ type Again = Box<dyn Fn(&Tape, &Tensor) -> Vec<Tensor>>;
 
 /// One checkpointed layer's call.
 pub struct Frame {
-    input: RefCell<Option<Tensor>>,
+    /// Before the input: the layer's named arguments are let go first.
     again: Again,
+    input: RefCell<Option<Tensor>>,
     saved: Cell<usize>,
     wanted: RefCell<Vec<Weak<()>>>,
     recomputed: RefCell<Vec<Option<Tensor>>>,

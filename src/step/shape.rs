@@ -247,6 +247,14 @@ impl Shape {
         self
     }
 
+    /// Every second element along dimension `i`: a view.
+    #[must_use]
+    pub fn halved(mut self, i: usize) -> Self {
+        self.dims[i] = Dim::plain(self.dims[i].n.div_ceil(2));
+        self.strides[i] = self.strides[i].saturating_mul(2);
+        self
+    }
+
     /// Dimension `i` gone, one element of it kept: a view.
     #[must_use]
     pub fn selected(mut self, i: usize) -> Self {

@@ -131,11 +131,12 @@ pub(crate) struct Adapter {
 
 #[derive(Debug)]
 struct Impl {
+    /// Before the storage, so that what only the graph holds is freed first (`TensorImpl::release_resources`, c10).
+    grad_fn: Option<Edge>,
+    leaf: Option<Rc<Leaf>>,
     storage: Rc<Storage>,
     shape: Shape,
     dtype: Dtype,
-    grad_fn: Option<Edge>,
-    leaf: Option<Rc<Leaf>>,
     view: bool,
 }
 
@@ -258,6 +259,13 @@ impl Tensor {
     pub(crate) fn enter_layer(&self, tape: &Tape) {
         if let Some(leaf) = self.leaf() {
             tape.set_layer(leaf.layer);
+        }
+    }
+
+    /// Says that it is never trained.
+    pub(crate) fn freeze(&self) {
+        if let Some(leaf) = self.leaf() {
+            leaf.frozen.set(true);
         }
     }
 

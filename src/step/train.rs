@@ -10,7 +10,7 @@ use std::rc::Rc;
 use crate::bill::{Instant, Part};
 use crate::model::family::{Built, Model, Parameter, Run};
 use crate::plan::Framework;
-use crate::recipe::optimizer::Slots;
+use crate::recipe::optimizer::{Slots, by_dtype};
 use crate::recipe::{Checkpointing, Ema, OptimizerImpl, Precision, Recipe, ZeroGrad};
 use crate::step::autograd::{Gradient, backward};
 use crate::step::log::{Event, Mark, TensorInfo};
@@ -129,12 +129,19 @@ struct Whole {
 
 impl Whole {
     fn of(model: &dyn Model, recipe: &Recipe, precision: Precision) -> Self {
+        let warm_up = load::warm_up_bytes(model, recipe, load::loaded_dtype(recipe, precision));
+        Self { warm_up, ..Self::of_shapes(adapters::trained_shapes(model, recipe.lora.as_ref()).iter()) }
+    }
+
+    fn of_shapes<'a>(trained: impl Iterator<Item = &'a Shape>) -> Self {
         /// Elements per block of a multi-tensor kernel.
         const CHUNK: u64 = 65_536;
-        let trained = adapters::trained_shapes(model, recipe.lora.as_ref());
-        let chunks = trained.iter().map(|s| s.numel().unwrap_or(0).div_ceil(CHUNK)).sum();
-        let warm_up = load::warm_up_bytes(model, recipe, load::loaded_dtype(recipe, precision));
-        Self { tensors: trained.len() as u64, chunks, warm_up }
+        let chunks_of = |s: &Shape| s.numel().unwrap_or(0).div_ceil(CHUNK);
+        trained.fold(Self { tensors: 0, chunks: 0, warm_up: 0 }, |all, s| Self {
+            tensors: all.tensors + 1,
+            chunks: all.chunks.saturating_add(chunks_of(s)),
+            ..all
+        })
     }
 }
 
@@ -185,7 +192,7 @@ fn run(
         tape.set_layer(0);
     }
     let trained = match &recipe.lora {
-        None => built.weights().to_vec(),
+        None => built.weights().iter().filter(|w| w.is_trained()).cloned().collect(),
         Some(lora) => {
             tape.set_inputs_need_grad(recipe.checkpointing != Checkpointing::None);
             adapters::attach(&tape, model, lora, built.weights())
@@ -239,7 +246,11 @@ pub fn paged_states(model: &dyn Model, recipe: &Recipe) -> Bytes {
         recipe.optimizer.paged_bytes(shape.numel().unwrap_or(0), table == Table::Embedding)
     };
     Bytes(match &recipe.lora {
-        None => parameters.iter().zip(tables(&parameters)).map(|(p, table)| of(&p.shape, table)).sum(),
+        None => {
+            let all = parameters.iter().zip(tables(&parameters)).enumerate();
+            let trained = all.filter(|(at, _)| model.untrained() != Some(*at));
+            trained.map(|(_, (p, table))| of(&p.shape, table)).sum()
+        }
         lora => adapters::trained_shapes(model, lora.as_ref()).iter().map(|shape| of(shape, Table::No)).sum(),
     })
 }
@@ -273,7 +284,7 @@ struct Loop<'a> {
     /// What the loss's graph keeps alive beside what backward releases.
     pinned: Vec<(Tensor, Rc<Gradient>)>,
     /// The model's outputs, the loss among them, where the loop keeps them.
-    kept: Option<(Tensor, Tensor)>,
+    kept: Vec<Tensor>,
 }
 
 struct Master {
@@ -326,7 +337,7 @@ impl<'a> Loop<'a> {
             loss: None,
             graph_leaves: Vec::new(),
             pinned: Vec::new(),
-            kept: None,
+            kept: Vec::new(),
         }
     }
 
@@ -477,17 +488,19 @@ impl<'a> Loop<'a> {
         let batch = t.scope("batch", || self.model.batch(&self.run));
         self.batch = None;
         t.mark(Mark::Inputs);
-        let mut logits = None;
+        let mut outputs = Vec::new();
         let loss = t.with_autocast(self.autocast(), || {
             let (loss, out) = self.model.forward(&self.run, &batch);
-            logits = Some(out);
+            outputs.push(out);
+            outputs.extend(self.model.take_outputs());
             loss
         });
         if self.recipe.keep_outputs {
-            self.kept = logits.map(|logits| (loss.clone(), logits));
+            outputs.insert(0, loss.clone());
+            self.kept = outputs;
         } else {
-            drop(logits);
-            self.kept = None;
+            drop(outputs);
+            self.kept.clear();
         }
         self.graph_leaves = t.take_graph_leaves();
         self.loss = Some(loss);
@@ -580,32 +593,37 @@ impl<'a> Loop<'a> {
     /// `clip_grad_norm_`: one norm per tensor, and their norm; gradients are scaled in place.
     fn clip(&self) {
         let t = self.tape;
-        let weights = self.trained;
-        let offsets = t.scratch(8 * (self.whole.tensors + 1), "norm scratch");
-        let partial = t.scratch(4 * self.whole.chunks, "norm scratch");
-        let norm = |w: &Tensor| {
-            w.enter_layer(t);
-            t.scalar(Dtype::F32, "gradient norm")
-        };
-        let mut norms: Vec<Tensor> = weights.iter().map(norm).collect();
-        t.set_layer(0);
-        drop(partial);
-        drop(offsets);
-        let stacked = t.temp(Shape::new(&[Dim::plain(self.whole.tensors)]), Dtype::F32, "gradient norms");
-        let total = t.scalar(Dtype::F32, "total norm");
+        let groups = by_dtype(self.optimized());
+        let mut norms: Vec<(&Tensor, Tensor)> = Vec::new();
+        for group in &groups {
+            let of_group = || Whole::of_shapes(group.iter().map(|w| w.shape()));
+            let whole = if groups.len() > 1 { &of_group() } else { self.whole };
+            let offsets = t.scratch(8 * (whole.tensors + 1), "norm scratch");
+            let partial = t.scratch(4 * whole.chunks, "norm scratch");
+            for w in group {
+                w.enter_layer(t);
+                norms.push((w, t.scalar(w.dtype(), "gradient norm")));
+            }
+            t.set_layer(0);
+            drop(partial);
+            drop(offsets);
+        }
+        let dtype = groups.iter().map(|group| group[0].dtype()).max().unwrap_or(Dtype::F32);
+        let stacked = t.temp(Shape::new(&[Dim::plain(self.whole.tensors)]), dtype, "gradient norms");
+        let total = t.scalar(dtype, "total norm");
         drop(stacked);
-        for w in weights.iter().rev() {
+        while let Some((w, norm)) = norms.pop() {
             w.enter_layer(t);
-            drop(norms.pop());
+            drop(norm);
         }
         t.set_layer(0);
         // max_norm / (total + 1e-6), clamped (torch/nn/utils/clip_grad.py, 2.15).
-        let sum = t.scalar(Dtype::F32, "clip factor");
-        let reciprocal = t.scalar(Dtype::F32, "clip factor");
-        let factor = t.scalar(Dtype::F32, "clip factor");
+        let sum = t.scalar(dtype, "clip factor");
+        let reciprocal = t.scalar(dtype, "clip factor");
+        let factor = t.scalar(dtype, "clip factor");
         drop((reciprocal, sum));
-        let clamped = t.scalar(Dtype::F32, "clip factor");
-        drop((clamped, factor));
+        let clamped = t.scalar(dtype, "clip factor");
+        drop((factor, clamped));
         drop(total);
     }
 
@@ -622,7 +640,7 @@ impl<'a> Loop<'a> {
         self.graph_leaves.clear();
         self.loss = None;
         self.pinned.clear();
-        self.kept = None;
+        self.kept.clear();
         self.batch = None;
     }
 }

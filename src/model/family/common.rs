@@ -241,7 +241,7 @@ pub(super) fn rotate_part(t: &Tape, [x, _]: &[Tensor; 2], cos: &Tensor, sin: &Te
 }
 
 /// `repeat_kv`: each key or value head repeated for its query heads, as a copy; nothing when there is one each.
-fn repeat_kv(t: &Tape, x: &Tensor, heads: Dim) -> Tensor {
+pub(super) fn repeat_kv(t: &Tape, x: &Tensor, heads: Dim) -> Tensor {
     let groups = heads.n / x.dim(1).n.max(1);
     if groups == 1 {
         return x.clone();

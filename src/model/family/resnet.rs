@@ -263,7 +263,7 @@ struct BuiltUnit {
 
 impl BuiltUnit {
     fn run(&self, t: &Tape, x: &Tensor) -> Tensor {
-        let out = t.conv2d(x, &self.weights[0], None, self.window);
+        let out = t.convolution(x, &self.weights[0], None, self.window);
         t.batch_norm(&out, &self.weights[1], &self.weights[2])
     }
 }

@@ -23,4 +23,5 @@ mod view;
 
 pub use attention::{AttentionShape, SdpaPath};
 pub use convolution::Window;
+pub(crate) use matmul::WeightLayout;
 pub(crate) use quantized::{BLOCK, Code, NESTED_BLOCK, Quantized};
