@@ -12,14 +12,15 @@ use crate::recipe::{Precision, SdpaBackend};
 use crate::rule_of_thumb::{Thumb, rule_of_thumb};
 use crate::step::capacity::{SmallestCard, completes, smallest_card};
 use crate::step::readings::Readings;
+use crate::step::repeat::over_layers;
 use crate::step::replay::replay;
 use crate::step::tape::Device;
-use crate::step::train::{Steps, TooLarge, Walk, walk, walk_steady};
+use crate::step::train::{Steps, TooLarge, Walk, walk, walk_short, walk_steady};
 use crate::units::Bytes;
 use crate::versions::{self, Rules};
 
 /// Everything that follows from a plan.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Estimate {
     /// Five parts × instants of a steady step, in requested bytes.
     pub bill: Bill,
@@ -143,6 +144,15 @@ impl Job {
             .map_err(too_large)
     }
 
+    /// As [`Job::walk`], of identical layers only a few: enough for the replay.
+    ///
+    /// # Errors
+    /// [`IssueKind::TooLarge`] when a tensor exceeds what the arithmetic carries.
+    pub fn walk_short(&self, plan: &Plan, precision: Precision) -> Result<Walk, Vec<Issue>> {
+        walk_short(self.model.as_ref(), &plan.recipe, precision, self.device, &plan.framework, Steps::FirstAndSteady)
+            .map_err(too_large)
+    }
+
     /// Walks one steady step, of identical layers only a few: enough for the bill.
     ///
     /// # Errors
@@ -219,7 +229,7 @@ pub fn estimate(plan: &Plan) -> Result<Estimate, Vec<Issue>> {
     if precision == Precision::RuleOfThumb {
         return Ok(rule_of_thumb(Thumb::of(plan, job.model.as_ref())));
     }
-    let walk = job.walk(plan, precision)?;
+    let walk = job.walk_short(plan, precision)?;
     let config = Config { alloc_conf: job.alloc_conf.clone(), ..Config::new(plan.framework.pytorch) };
     // Without a limit nothing can fail, save a request beyond what PyTorch itself accepts.
     let mut readings = replay(&walk, &config).map_err(|_| vec![Issue::new("recipe", IssueKind::TooLarge)])?;
@@ -253,7 +263,7 @@ pub fn quick(plan: &Plan) -> Result<Estimate, Vec<Issue>> {
 
 fn quick_of(plan: &Plan, job: &Job, precision: Precision) -> Result<Estimate, Vec<Issue>> {
     let walk = job.walk_steady(plan, precision)?;
-    let bill = bill::bill(&walk, job.model.symbols(&plan.recipe), &sources(plan));
+    let (bill, timeline) = bill::bill(&walk, job.model.symbols(&plan.recipe), sources(plan));
     let requested = Tier {
         peak_bytes: bill.column(bill.binding).parts.total(),
         provenance: modelled("sizes of the tensors alive at once"),
@@ -279,7 +289,7 @@ fn quick_of(plan: &Plan, job: &Job, precision: Precision) -> Result<Estimate, Ve
     Ok(Estimate {
         bill,
         tiers: Tiers { requested, allocated, reserved: None, process: None },
-        timeline: bill::timeline(&walk),
+        timeline,
         readings: None,
         on_card: None,
         notes,
@@ -317,7 +327,7 @@ fn on_card(walk: &Walk, config: &Config, readings: &Readings, hardware: &Hardwar
 pub fn smallest_card_of(plan: &Plan) -> Result<SmallestCard, Vec<Issue>> {
     let job = Job::of(plan)?;
     let precision = plan.recipe.precision.filter(|p| *p != Precision::RuleOfThumb).unwrap_or(Precision::AmpBf16);
-    let walk = job.walk(plan, precision)?;
+    let walk = job.walk_short(plan, precision)?;
     let config = Config { alloc_conf: job.alloc_conf.clone(), ..Config::new(plan.framework.pytorch) };
     let readings = replay(&walk, &config).map_err(|_| vec![Issue::new("recipe", IssueKind::TooLarge)])?;
     Ok(smallest_card(&walk, &config, &readings))
@@ -326,7 +336,7 @@ pub fn smallest_card_of(plan: &Plan) -> Result<SmallestCard, Vec<Issue>> {
 /// Unique parameters, tied ones once.
 #[must_use]
 pub fn parameter_count(model: &dyn Model) -> u64 {
-    model.parameters().iter().filter_map(|p| p.shape.numel()).sum()
+    over_layers(model, &|model| model.parameters().iter().filter_map(|p| p.shape.numel()).sum())
 }
 
 fn sources(plan: &Plan) -> Sources {

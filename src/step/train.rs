@@ -14,7 +14,7 @@ use crate::recipe::optimizer::{Slots, by_dtype};
 use crate::recipe::{Checkpointing, Ema, OptimizerImpl, Precision, Recipe, ZeroGrad};
 use crate::step::autograd::{Gradient, backward};
 use crate::step::log::{Event, Mark, TensorInfo};
-use crate::step::repeat::{WALKED_LAYERS, expand};
+use crate::step::repeat::{MIDDLES, expand, is_repeatable, over_layers, walked};
 use crate::step::shape::{Dim, Shape, Symbol};
 use crate::step::tape::{Device, Tape};
 use crate::step::tensor::{Dtype, Table, Tensor};
@@ -29,8 +29,10 @@ pub struct Walk {
     pub events: Vec<Event>,
     /// By number.
     pub tensors: Vec<TensorInfo>,
-    /// For how many further layers the third one stands; 0: every layer is written out.
+    /// For how many further layers the middle one stands; 0: every layer is written out.
     pub repeats: u64,
+    /// Which layer that is, counted from 1.
+    pub middle: u32,
 }
 
 /// Some tensor of the step exceeds what the arithmetic carries.
@@ -74,16 +76,23 @@ pub fn walk_short(
     steps: Steps,
 ) -> Result<Walk, TooLarge> {
     let whole = Whole::of(model, recipe, precision);
-    match (model.layers().checked_sub(WALKED_LAYERS), model.with_layers(WALKED_LAYERS)) {
-        (Some(repeats), Some(short)) if repeats > 0 => {
+    for middle in MIDDLES {
+        let walked = u64::from(walked(middle));
+        if let Some(repeats @ 1..) = model.layers().checked_sub(walked)
+            && let Some(short) = model.with_layers(walked)
+        {
             let walk = run(short.as_ref(), &whole, recipe, precision, device, framework, steps)?;
-            Ok(Walk { repeats, ..walk })
+            let walk = Walk { repeats, middle, ..walk };
+            if is_repeatable(&walk) {
+                return Ok(walk);
+            }
         }
-        _ => run(model, &whole, recipe, precision, device, framework, steps),
     }
+    run(model, &whole, recipe, precision, device, framework, steps)
 }
 
-/// Walks `steps` of `recipe` on `model`. `precision` is a recipe whose dtypes are walked, not the rule of thumb.
+/// Walks `steps` of `recipe` on `model`, every layer written out, be it by repetition. `precision` is a recipe whose
+/// dtypes are walked, not the rule of thumb.
 ///
 /// # Errors
 /// [`TooLarge`] when a size passes 2⁵³ bytes.
@@ -95,11 +104,7 @@ pub fn walk(
     framework: &Framework,
     steps: Steps,
 ) -> Result<Walk, TooLarge> {
-    let short = walk_short(model, recipe, precision, device, framework, steps)?;
-    match expand(&short) {
-        Some(walk) => Ok(walk),
-        None => run(model, &Whole::of(model, recipe, precision), recipe, precision, device, framework, steps),
-    }
+    walk_short(model, recipe, precision, device, framework, steps).map(|short| expand(&short))
 }
 
 /// Walks every layer of `model`, written out: the reference that the repetition must equal.
@@ -129,8 +134,17 @@ struct Whole {
 
 impl Whole {
     fn of(model: &dyn Model, recipe: &Recipe, precision: Precision) -> Self {
-        let warm_up = load::warm_up_bytes(model, recipe, load::loaded_dtype(recipe, precision));
-        Self { warm_up, ..Self::of_shapes(adapters::trained_shapes(model, recipe.lora.as_ref()).iter()) }
+        let trained = |model: &dyn Model| Self::of_shapes(adapters::trained_shapes(model, recipe.lora.as_ref()).iter());
+        let warm_up = if load::loads(recipe) {
+            load::warm_up_bytes(model, recipe, load::loaded_dtype(recipe, precision))
+        } else {
+            0
+        };
+        Self {
+            tensors: over_layers(model, &|model| trained(model).tensors),
+            chunks: over_layers(model, &|model| trained(model).chunks),
+            warm_up,
+        }
     }
 
     fn of_shapes<'a>(trained: impl Iterator<Item = &'a Shape>) -> Self {
@@ -222,7 +236,7 @@ fn run(
     drop(buffers);
     drop(built);
     tape.drop_workspaces();
-    Ok(Walk { events, tensors, repeats: 0 })
+    Ok(Walk { events, tensors, repeats: 0, middle: 0 })
 }
 
 /// What each parameter of the model is: a table, the output head, or neither.

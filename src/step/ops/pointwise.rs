@@ -15,7 +15,8 @@ impl Tape {
     /// The result of an elementwise operation over `operands`, laid out as `TensorIterator` would.
     pub(crate) fn elementwise(&self, operands: &[&Tensor], dtype: Dtype, op: &'static str) -> Tensor {
         let shape = match operands {
-            [x] => x.shape().ordered_like(&[x.shape()]),
+            [x] => x.shape().like(),
+            [a, b] if a.shape() == b.shape() => a.shape().like(),
             [a, b] => a.shape().broadcast(b.shape()).ordered_like(&[a.shape(), b.shape()]),
             _ => {
                 let shapes: Vec<&Shape> = operands.iter().map(|t| t.shape()).collect();
