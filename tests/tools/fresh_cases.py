@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Draws training steps that no rule has seen: one JSON line each, {"id", "case": {"model", "recipe", "device"}}.
 
-    fresh_cases.py SEED [COUNT] [--into FOLDER] [--optimizers | --defined | --adapters]
+    fresh_cases.py SEED [COUNT] [--into FOLDER] [--optimizers | --defined | --float8 | --adapters]
 
 The same seed draws the same cases everywhere. With --into, each case is a file of its own, for a recorder that measures
 a folder. Widths, depths, odd sequence lengths, vocabularies, precisions, attention, checkpointing, optimizers, adapters,
@@ -9,8 +9,9 @@ accumulation, clipping and GPU generations are drawn one by one; what a library 
 flash attention before Ampere, a forced backend under recomputation) is not drawn. --optimizers draws the optimizers that
 the plain cases do not have, with their options, optimizers in backward, weights in FP16, FP32 master weights and averages
 of the weights; a for-loop RAdam runs as many steps as it takes to be rectified. --defined draws those
-that their authors' code defines alone. --adapters draws adapters for every case: LoRA's options, DoRA, quantised weights,
-loading.
+that their authors' code defines alone. --float8 draws steps whose linear layers torchao has converted, on cards that
+have FP8. --adapters draws adapters for every case: LoRA's options, DoRA, quantised
+weights, loading.
 """
 import json
 import os
@@ -211,6 +212,24 @@ def further(d, family, sm, table=FURTHER):
     return r | {"optimizer": o}
 
 
+def float8(d, family, sm):
+    """A recipe as the plain ones, in BF16, with as many tokens as FP8 products take."""
+    r = recipe(d, family, sm)
+    r.pop("lora", None)
+    r["precision"] = d.of(["pure_bf16", "amp_bf16"])
+    r["seq"] = max(16, r["seq"] // 16 * 16)
+    return r | {"float8": True}
+
+
+def float8_case(d):
+    """On cards with FP8, with matrices whose sides FP8 products take."""
+    family = d.of(["llama", "mistral", "qwen2", "qwen3", "gemma", "olmo2", "phi3"])
+    sm = d.of([89, 90, 100])
+    m = model(d, family)
+    m["intermediate_size"] = m["intermediate_size"] // 16 * 16
+    return {"model": m, "recipe": float8(d, family, sm), "device": {"sm": sm, "total_mb": d.of(CARDS[sm])}}
+
+
 def case(d, recipe=recipe):
     family = d.weighted(list(FAMILIES.items()))
     sm = d.of(GENERATIONS)
@@ -268,7 +287,7 @@ def adapted(d):
 
 def main():
     into = None
-    args = [a for a in sys.argv[1:] if a not in ("--optimizers", "--defined", "--adapters")]
+    args = [a for a in sys.argv[1:] if a not in ("--optimizers", "--defined", "--float8", "--adapters")]
     draw = further if "--optimizers" in sys.argv else recipe
     if "--defined" in sys.argv:
         def draw(d, family, sm):
@@ -280,7 +299,10 @@ def main():
     seed, count = int(args[0]), int(args[1]) if len(args) > 1 else 150
     d = Draw(seed)
     for i in range(count):
-        drawn = adapted(d) if "--adapters" in sys.argv else case(d, draw)
+        if "--adapters" in sys.argv:
+            drawn = adapted(d)
+        else:
+            drawn = float8_case(d) if "--float8" in sys.argv else case(d, draw)
         name = f"fresh{seed}_{i:03}_{drawn['model']['model_type']}"
         if into is None:
             print(json.dumps({"id": name, "case": drawn}, separators=(",", ":")))
