@@ -11,11 +11,13 @@ use crate::plan::{Framework, Plan};
 use crate::recipe::{Precision, SdpaBackend};
 use crate::rule_of_thumb::{Thumb, rule_of_thumb};
 use crate::step::capacity::{SmallestCard, completes, smallest_card};
+use crate::step::ops::FLOAT8_MULTIPLE;
 use crate::step::readings::Readings;
 use crate::step::repeat::over_layers;
 use crate::step::replay::replay;
 use crate::step::tape::Device;
-use crate::step::train::{Steps, TooLarge, Walk, walk, walk_short, walk_steady};
+use crate::step::tensor::Table;
+use crate::step::train::{Steps, TooLarge, Walk, tables, walk, walk_short, walk_steady};
 use crate::units::Bytes;
 use crate::versions::{self, Rules};
 
@@ -117,6 +119,9 @@ impl Job {
                 issues.push(Issue::new("recipe.sdpa_backend", IssueKind::NotModelled { what }));
             }
             issues.extend(crate::step::load::issues(read.model.as_ref(), &plan.recipe));
+            if plan.recipe.float8 {
+                issues.extend(float8_issues(read.model.as_ref(), plan, hardware.as_ref().and_then(|h| h.capability)));
+            }
             if let Some(lora) = &plan.recipe.lora {
                 issues.extend(crate::step::adapters::issues(
                     read.model.as_ref(),
@@ -160,6 +165,27 @@ impl Job {
     pub fn walk_steady(&self, plan: &Plan, precision: Precision) -> Result<Walk, Vec<Issue>> {
         walk_steady(self.model.as_ref(), &plan.recipe, precision, self.device, &plan.framework).map_err(too_large)
     }
+}
+
+/// What FP8 products need: matrices whose sides are multiples of 16, and compute capability 8.9.
+fn float8_issues(model: &dyn Model, plan: &Plan, capability: Option<Capability>) -> Vec<Issue> {
+    let mut issues = Vec::new();
+    if model.linear_names().iter().flatten().any(|name| name.starts_with("c_")) || !model.counts_tokens() {
+        let what = format!("FP8 products in {}", model.family());
+        issues.push(Issue::new("recipe.float8", IssueKind::NotModelled { what }));
+    }
+    let odd = |n: u64| !n.is_multiple_of(FLOAT8_MULTIPLE);
+    let parameters = model.parameters();
+    let mut inside = parameters.iter().zip(tables(&parameters)).filter(|(_, table)| *table == Table::No);
+    if inside.any(|(p, _)| p.shape.rank() == 2 && p.shape.dims().iter().any(|d| odd(d.n))) {
+        let what = format!("FP8 products of matrices whose sides are no multiples of {FLOAT8_MULTIPLE}");
+        issues.push(Issue::new("recipe.float8", IssueKind::NotSupportedByHardware { what }));
+    }
+    if capability.is_some_and(|c| (c.0, c.1) < (8, 9)) && plan.recipe.float8 {
+        let what = "FP8 products: they need compute capability 8.9".into();
+        issues.push(Issue::new("recipe.float8", IssueKind::NotSupportedByHardware { what }));
+    }
+    issues
 }
 
 fn too_large(_: TooLarge) -> Vec<Issue> {

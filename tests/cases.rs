@@ -74,8 +74,13 @@ const RECIPES: usize = 173 + 78;
 fn every_case_that_is_not_refused_is_predicted() {
     let mut predicted: BTreeMap<String, (usize, usize)> = BTreeMap::new();
     let mut wrong = Vec::new();
-    let tables =
-        [include_str!("data/training-steps/cases.jsonl"), include_str!("data/training-steps/workspace-kept.jsonl")];
+    let tables = [
+        include_str!("data/training-steps/cases.jsonl"),
+        include_str!("data/training-steps/workspace-kept.jsonl"),
+        include_str!("data/training-steps/fresh-31.jsonl"),
+        include_str!("data/training-steps/fresh-32.jsonl"),
+        include_str!("data/training-steps/fresh-33.jsonl"),
+    ];
     for line in tables.into_iter().flat_map(str::lines) {
         let case = Case::read(line).unwrap();
         let Ok(plan) = &case.plan else { continue };

@@ -42,6 +42,7 @@ pub(crate) struct State {
     inputs_need_grad: Cell<bool>,
     /// Parameters that are on the device already, by their place among the model's.
     supplied: RefCell<Vec<Tensor>>,
+    float8: Cell<bool>,
     pinned: RefCell<Vec<(Tensor, Rc<Gradient>)>>,
     /// Whether this is the thread that runs backward: it has cuBLAS handles of its own.
     backward_thread: Cell<bool>,
@@ -83,6 +84,7 @@ impl Tape {
             instant: Cell::new(Instant::Forward),
             inputs_need_grad: Cell::new(false),
             supplied: RefCell::default(),
+            float8: Cell::new(false),
             pinned: RefCell::default(),
             backward_thread: Cell::new(false),
             workspaces: RefCell::default(),
@@ -223,6 +225,15 @@ impl Tape {
     /// over frozen weights are run backward.
     pub(crate) fn set_inputs_need_grad(&self, on: bool) {
         self.0.inputs_need_grad.set(on);
+    }
+
+    /// `convert_to_float8_training`: linear layers run their products in FP8.
+    pub(crate) fn convert_to_float8(&self, on: bool) {
+        self.0.float8.set(on);
+    }
+
+    pub(crate) fn converts_to_float8(&self) -> bool {
+        self.0.float8.get()
     }
 
     /// Keeps an activation that was made a leaf, and its gradient, as long as the graph that refers to them.

@@ -193,6 +193,7 @@ fn run(
         }
     }
     tape.supply(Vec::new());
+    tape.convert_to_float8(recipe.float8);
     let buffer = |n: u64| tape.empty(Shape::new(&[Dim::plain(n)]), Dtype::U8, Part::Weights, "buffer");
     let mut buffers: Vec<Tensor> = loaded.unwrap_or_else(|| {
         let after = if built.holds_buffers() { Vec::new() } else { model.buffer_bytes(weights) };
@@ -240,7 +241,7 @@ fn run(
 }
 
 /// What each parameter of the model is: a table, the output head, or neither.
-fn tables(parameters: &[Parameter]) -> impl Iterator<Item = Table> {
+pub(crate) fn tables(parameters: &[Parameter]) -> impl Iterator<Item = Table> {
     let of_vocabulary = |p: &Parameter| p.shape.rank() == 2 && p.shape.dims()[0].sym == Dim::named(1, Symbol::V).sym;
     // The first one looks words up, and is the head too where that is tied to it.
     let words = parameters.iter().position(of_vocabulary);
@@ -405,7 +406,10 @@ impl<'a> Loop<'a> {
             Ema::Float32 => self.trained.iter().map(|w| copy(w, Dtype::F32)).collect(),
             Ema::Bfloat16 => self.trained.iter().map(|w| copy(w, Dtype::Bf16)).collect(),
             Ema::Same => {
-                let adapters = self.trained.iter().filter(|_| self.recipe.lora.is_some());
+                // What adapters add is numbered from the top.
+                let known = u32::try_from(self.model.weights().len()).unwrap_or(u32::MAX);
+                let added = |w: &&Tensor| w.leaf().is_some_and(|leaf| leaf.id >= known);
+                let adapters = self.trained.iter().filter(added);
                 let mut all: Vec<Tensor> =
                     self.model.weights().iter().chain(adapters).map(|w| copy(w, w.dtype())).collect();
                 t.set_layer(0);

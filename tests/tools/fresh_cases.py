@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Draws training steps that no rule has seen: one JSON line each, {"id", "case": {"model", "recipe", "device"}}.
 
-    fresh_cases.py SEED [COUNT] [--into FOLDER] [--optimizers | --defined | --adapters] [--families NAME,NAME]
+    fresh_cases.py SEED [COUNT] [--into FOLDER] [--optimizers | --defined | --float8 | --adapters] [--families NAME,NAME]
 
 The same seed draws the same cases everywhere. With --families those are drawn in turn instead of the usual ones, on cards
 from compute capability 8.0 on; with --adapters too, each case has adapters. With --into, each case is a file of its own, for a recorder that measures
@@ -10,8 +10,9 @@ accumulation, clipping and GPU generations are drawn one by one; what a library 
 flash attention before Ampere, a forced backend under recomputation) is not drawn. --optimizers draws the optimizers that
 the plain cases do not have, with their options, optimizers in backward, weights in FP16, FP32 master weights and averages
 of the weights; a for-loop RAdam runs as many steps as it takes to be rectified. --defined draws those
-that their authors' code defines alone. --adapters draws adapters for every case: LoRA's options, DoRA, quantised weights,
-loading.
+that their authors' code defines alone. --float8 draws steps whose linear layers torchao has converted, on cards that
+have FP8. --adapters draws adapters for every case: LoRA's options, DoRA, quantised
+weights, loading.
 """
 import json
 import os
@@ -246,6 +247,24 @@ def further(d, family, sm, table=FURTHER):
     return r | {"optimizer": o}
 
 
+def float8(d, family, sm):
+    """A recipe as the plain ones, in BF16, with as many tokens as FP8 products take."""
+    r = recipe(d, family, sm)
+    r.pop("lora", None)
+    r["precision"] = d.of(["pure_bf16", "amp_bf16"])
+    r["seq"] = max(16, r["seq"] // 16 * 16)
+    return r | {"float8": True}
+
+
+def float8_case(d):
+    """On cards with FP8, with matrices whose sides FP8 products take."""
+    family = d.of(["llama", "mistral", "qwen2", "qwen3", "gemma", "olmo2", "phi3"])
+    sm = d.of([89, 90, 100])
+    m = model(d, family)
+    m["intermediate_size"] = m["intermediate_size"] // 16 * 16
+    return {"model": m, "recipe": float8(d, family, sm), "device": {"sm": sm, "total_mb": d.of(CARDS[sm])}}
+
+
 def case(d, recipe=recipe, family=None):
     generations = [sm for sm in GENERATIONS if sm >= 80] if family else GENERATIONS
     family = family or d.weighted(list(FAMILIES.items()))
@@ -313,7 +332,7 @@ def option(args, name):
 
 
 def main():
-    args = [a for a in sys.argv[1:] if a not in ("--optimizers", "--defined", "--adapters")]
+    args = [a for a in sys.argv[1:] if a not in ("--optimizers", "--defined", "--float8", "--adapters")]
     into, families = option(args, "--into"), option(args, "--families")
     families = families.split(",") if families else [None]
     draw = further if "--optimizers" in sys.argv else recipe
@@ -328,6 +347,8 @@ def main():
     for i in range(count):
         if "--adapters" in sys.argv and families == [None]:
             drawn = adapted(d)
+        elif "--float8" in sys.argv:
+            drawn = float8_case(d)
         else:
             drawn = case(d, draw, families[i % len(families)])
         name = f"fresh{seed}_{i:03}_{drawn['model']['model_type']}"

@@ -27,6 +27,9 @@ impl Tape {
     /// `nn.Linear`: weight [out, in].
     #[must_use]
     pub fn linear(&self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Tensor {
+        if self.is_float8(weight) {
+            return self.float8_linear(x, weight, bias);
+        }
         self.adaptable(x, weight, bias, WeightLayout::OutIn)
     }
 
