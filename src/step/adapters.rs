@@ -210,6 +210,10 @@ fn has_bias(model: &dyn Model, one: Trained) -> bool {
 /// DoRA's first magnitude: the norm of the weight with its pair. A 4-bit layer is copied whole for it, its state twice.
 fn first_magnitude(tape: &Tape, weight: &Tensor, [a, b]: [&Tensor; 2], in_out: bool, bias: bool) -> Tensor {
     let quantized = weight.leaf().and_then(|leaf| leaf.quantized.clone());
+    // FP16 pairs are taken to FP32 for the product and back.
+    let half = a.dtype() == Dtype::F16;
+    let wide = |t: &Tensor| if half { tape.cast_raw(t, Dtype::F32) } else { t.clone() };
+    let (a, b) = (wide(a), wide(b));
     let copies = quantized.as_ref().filter(|q| q.code != Code::Int8).map(|q| {
         let copy = |t: &Tensor| {
             let copy = tape.temp(*t.shape(), t.dtype(), "copy of the layer");
@@ -225,11 +229,8 @@ fn first_magnitude(tape: &Tape, weight: &Tensor, [a, b]: [&Tensor; 2], in_out: b
         copies
     });
     let dense = tape.dense_weight(weight);
-    // FP16 pairs are taken to FP32 for the product and back.
-    let wide = |t: &Tensor| if t.dtype() == Dtype::F16 { tape.cast_raw(t, Dtype::F32) } else { t.clone() };
-    let (a, b) = (wide(a), wide(b));
     let mut product = tape.product_out(Shape::new(&[b.dim(0), a.dim(1)]), &b, "low-rank product");
-    if a.dtype() != weight.dtype() && weight.dtype() == Dtype::F16 {
+    if half {
         product = tape.cast_raw(&product, Dtype::F16);
     }
     let dense = if in_out && quantized.is_none() { dense.alias(dense.shape().transposed(0, 1)) } else { dense };

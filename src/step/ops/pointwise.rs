@@ -391,7 +391,9 @@ impl Tape {
         if same && x.shape().dims()[..lead].iter().all(|d| d.n == 1) {
             return if lead == 0 { x.clone() } else { x.alias(sizes.contiguous()) };
         }
-        self.sum_over(x, sizes)
+        // Summed with its dimensions kept, then seen without the leading ones.
+        let sum = self.sum_over(x, sizes);
+        if lead == 0 { sum } else { sum.alias(*sum.shape()) }
     }
 
     /// A tensor through which gradients flow, sharing `x`'s storage: what a detached checkpoint input becomes.
