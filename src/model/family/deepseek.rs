@@ -354,9 +354,9 @@ impl Built for BuiltDeepSeek {
         let hidden = self.hidden_states(run, ids);
         let logits = t.scope("head", || t.linear(&hidden, &self.head, None));
         t.enter(Instant::Loss);
-        let loss = t.scope("loss", || t.causal_lm_loss(&logits, labels));
+        let out = t.scope("loss", || t.causal_lm_loss(logits, labels));
         drop(hidden);
-        (loss, logits)
+        out
     }
 }
 
