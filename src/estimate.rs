@@ -11,15 +11,18 @@ use crate::plan::{Framework, Plan};
 use crate::recipe::{Loss, Precision, SdpaBackend};
 use crate::rule_of_thumb::{Thumb, rule_of_thumb};
 use crate::step::capacity::{SmallestCard, completes, smallest_card};
+use crate::step::ops::FLOAT8_MULTIPLE;
 use crate::step::readings::Readings;
+use crate::step::repeat::over_layers;
 use crate::step::replay::replay;
 use crate::step::tape::Device;
-use crate::step::train::{Steps, TooLarge, Walk, walk, walk_steady};
+use crate::step::tensor::Table;
+use crate::step::train::{Steps, TooLarge, Walk, tables, walk, walk_short, walk_steady};
 use crate::units::Bytes;
 use crate::versions::{self, Rules};
 
 /// Everything that follows from a plan.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Estimate {
     /// Five parts × instants of a steady step, in requested bytes.
     pub bill: Bill,
@@ -121,6 +124,9 @@ impl Job {
                 issues.push(Issue::new("recipe.sdpa_backend", IssueKind::NotModelled { what }));
             }
             issues.extend(crate::step::load::issues(read.model.as_ref(), &plan.recipe));
+            if plan.recipe.float8 {
+                issues.extend(float8_issues(read.model.as_ref(), plan, hardware.as_ref().and_then(|h| h.capability)));
+            }
             if let Some(lora) = &plan.recipe.lora {
                 issues.extend(crate::step::adapters::issues(
                     read.model.as_ref(),
@@ -148,6 +154,15 @@ impl Job {
             .map_err(too_large)
     }
 
+    /// As [`Job::walk`], of identical layers only a few: enough for the replay.
+    ///
+    /// # Errors
+    /// [`IssueKind::TooLarge`] when a tensor exceeds what the arithmetic carries.
+    pub fn walk_short(&self, plan: &Plan, precision: Precision) -> Result<Walk, Vec<Issue>> {
+        walk_short(self.model.as_ref(), &plan.recipe, precision, self.device, &plan.framework, Steps::FirstAndSteady)
+            .map_err(too_large)
+    }
+
     /// Walks one steady step, of identical layers only a few: enough for the bill.
     ///
     /// # Errors
@@ -155,6 +170,27 @@ impl Job {
     pub fn walk_steady(&self, plan: &Plan, precision: Precision) -> Result<Walk, Vec<Issue>> {
         walk_steady(self.model.as_ref(), &plan.recipe, precision, self.device, &plan.framework).map_err(too_large)
     }
+}
+
+/// What FP8 products need: matrices whose sides are multiples of 16, and compute capability 8.9.
+fn float8_issues(model: &dyn Model, plan: &Plan, capability: Option<Capability>) -> Vec<Issue> {
+    let mut issues = Vec::new();
+    if model.linear_names().iter().flatten().any(|name| name.starts_with("c_")) || !model.counts_tokens() {
+        let what = format!("FP8 products in {}", model.family());
+        issues.push(Issue::new("recipe.float8", IssueKind::NotModelled { what }));
+    }
+    let odd = |n: u64| !n.is_multiple_of(FLOAT8_MULTIPLE);
+    let parameters = model.parameters();
+    let mut inside = parameters.iter().zip(tables(&parameters)).filter(|(_, table)| *table == Table::No);
+    if inside.any(|(p, _)| p.shape.rank() == 2 && p.shape.dims().iter().any(|d| odd(d.n))) {
+        let what = format!("FP8 products of matrices whose sides are no multiples of {FLOAT8_MULTIPLE}");
+        issues.push(Issue::new("recipe.float8", IssueKind::NotSupportedByHardware { what }));
+    }
+    if capability.is_some_and(|c| (c.0, c.1) < (8, 9)) && plan.recipe.float8 {
+        let what = "FP8 products: they need compute capability 8.9".into();
+        issues.push(Issue::new("recipe.float8", IssueKind::NotSupportedByHardware { what }));
+    }
+    issues
 }
 
 fn too_large(_: TooLarge) -> Vec<Issue> {
@@ -224,7 +260,7 @@ pub fn estimate(plan: &Plan) -> Result<Estimate, Vec<Issue>> {
     if precision == Precision::RuleOfThumb {
         return Ok(rule_of_thumb(Thumb::of(plan, job.model.as_ref())));
     }
-    let walk = job.walk(plan, precision)?;
+    let walk = job.walk_short(plan, precision)?;
     let config = Config { alloc_conf: job.alloc_conf.clone(), ..Config::new(plan.framework.pytorch) };
     // Without a limit nothing can fail, save a request beyond what PyTorch itself accepts.
     let mut readings = replay(&walk, &config).map_err(|_| vec![Issue::new("recipe", IssueKind::TooLarge)])?;
@@ -258,7 +294,7 @@ pub fn quick(plan: &Plan) -> Result<Estimate, Vec<Issue>> {
 
 fn quick_of(plan: &Plan, job: &Job, precision: Precision) -> Result<Estimate, Vec<Issue>> {
     let walk = job.walk_steady(plan, precision)?;
-    let bill = bill::bill(&walk, job.model.symbols(&plan.recipe), &sources(plan));
+    let (bill, timeline) = bill::bill(&walk, job.model.symbols(&plan.recipe), sources(plan));
     let requested = Tier {
         peak_bytes: bill.column(bill.binding).parts.total(),
         provenance: modelled("sizes of the tensors alive at once"),
@@ -284,7 +320,7 @@ fn quick_of(plan: &Plan, job: &Job, precision: Precision) -> Result<Estimate, Ve
     Ok(Estimate {
         bill,
         tiers: Tiers { requested, allocated, reserved: None, process: None },
-        timeline: bill::timeline(&walk),
+        timeline,
         readings: None,
         on_card: None,
         notes,
@@ -322,7 +358,7 @@ fn on_card(walk: &Walk, config: &Config, readings: &Readings, hardware: &Hardwar
 pub fn smallest_card_of(plan: &Plan) -> Result<SmallestCard, Vec<Issue>> {
     let job = Job::of(plan)?;
     let precision = plan.recipe.precision.filter(|p| *p != Precision::RuleOfThumb).unwrap_or(Precision::AmpBf16);
-    let walk = job.walk(plan, precision)?;
+    let walk = job.walk_short(plan, precision)?;
     let config = Config { alloc_conf: job.alloc_conf.clone(), ..Config::new(plan.framework.pytorch) };
     let readings = replay(&walk, &config).map_err(|_| vec![Issue::new("recipe", IssueKind::TooLarge)])?;
     Ok(smallest_card(&walk, &config, &readings))
@@ -331,7 +367,7 @@ pub fn smallest_card_of(plan: &Plan) -> Result<SmallestCard, Vec<Issue>> {
 /// Unique parameters, tied ones once.
 #[must_use]
 pub fn parameter_count(model: &dyn Model) -> u64 {
-    model.parameters().iter().filter_map(|p| p.shape.numel()).sum()
+    over_layers(model, &|model| model.parameters().iter().filter_map(|p| p.shape.numel()).sum())
 }
 
 fn sources(plan: &Plan) -> Sources {

@@ -3,13 +3,15 @@
 //!
 //! GB is 10⁹ bytes here. The rules do not agree with each other or with themselves everywhere (`docs/accuracy.md`).
 
-use crate::bill::{Bill, Cell, Column, Instant, Line, Part, PartBytes, Provenance, ProvenanceKind, Tier, Tiers};
+use crate::bill::{
+    Bill, Column, Instant, Kind, Part, PartBytes, Provenance, ProvenanceKind, Sources, Tensors, Tier, Tiers,
+};
 use crate::estimate::{Estimate, Note, parameter_count};
 use crate::model::Model;
 use crate::plan::Plan;
 use crate::recipe::{Precision, QuantKind};
 use crate::step::adapters::trained_shapes;
-use crate::step::shape::Shape;
+use crate::step::shape::{Dim, MAX_RANK, Shape};
 use crate::units::Bytes;
 
 /// What the rule looks at.
@@ -70,25 +72,23 @@ pub fn rule_of_thumb(thumb: Thumb) -> Estimate {
         kind: ProvenanceKind::Assumed,
         source: "rule of thumb: 2 B of weights, 2 B of gradients, 8 B of Adam states per parameter".into(),
     };
-    let cell = |part: Part| {
-        let found = thumb.line(part);
-        let line = found.map(|(bytes, label, formula)| Line {
-            label: format!("rule of thumb: {label}"),
-            count: 1,
-            formula: formula.into(),
-            numbers: numbers(formula, &thumb),
-            bytes,
-            provenance: rule.clone(),
-        });
-        Cell { part, bytes: found.map_or(Bytes::ZERO, |(bytes, ..)| bytes), lines: line.into_iter().collect() }
-    };
-    let parts = PartBytes(Part::ALL.map(|p| cell(p).bytes));
-    let column = |instant| Column { instant, parts, cells: Part::ALL.map(cell).into() };
+    let mut parts = PartBytes::default();
+    let (mut kinds, mut tensors) = (Vec::new(), Vec::new());
+    for part in Part::ALL {
+        let Some((bytes, op, formula)) = thumb.line(part) else { continue };
+        parts.0[part as usize] = bytes;
+        tensors.push(Tensors { kind: kinds.len(), part, count: 1 });
+        let written = Some(Box::new([formula.into(), numbers(formula, &thumb)]));
+        kinds.push(Kind { bytes, element: 1, dims: [Dim::plain(1); MAX_RANK], scope: "rule of thumb", op, written });
+    }
+    let column = |instant| Column { instant, parts, tensors: tensors.clone() };
     let tier = Tier { peak_bytes: parts.total(), provenance: rule.clone() };
-    let mut symbols = vec![("P".into(), thumb.parameters)];
-    symbols.extend(thumb.adapters.map(|a| ("A".into(), a)));
+    let mut symbols = vec![("P", thumb.parameters)];
+    symbols.extend(thumb.adapters.map(|a| ("A", a)));
+    let columns = Instant::ALL.map(column).into();
+    let sources = Sources { weights: rule.clone(), states: rule.clone(), autograd: rule };
     Estimate {
-        bill: Bill { columns: Instant::ALL.map(column).into(), binding: Instant::Step, symbols },
+        bill: Bill { columns, binding: Instant::Step, symbols, kinds, sources },
         tiers: Tiers { requested: tier.clone(), allocated: tier, reserved: None, process: None },
         timeline: Vec::new(),
         readings: None,
@@ -237,7 +237,7 @@ mod tests {
     #[test]
     fn the_formula_says_what_is_counted() {
         let estimate = rule_of_thumb(Thumb { parameters: 1000, adapters: Some(10), bits: 4 });
-        let lines: Vec<_> = estimate.bill.column(Instant::Step).cells.iter().flat_map(|c| &c.lines).collect();
+        let lines = estimate.bill.cell(Part::Weights, Instant::Step).lines;
         assert_eq!(
             (lines[0].formula.as_str(), lines[0].numbers.as_str()),
             ("½ B × P + 2 B × A", "½ B × 1000 + 2 B × 10")

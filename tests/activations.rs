@@ -33,7 +33,8 @@ fn kept(check: &Check, layers: u64) -> Result<i64, Vec<Issue>> {
     let line = json!({ "id": check.id, "case": check.case, "result": {} }).to_string();
     let mut plan = Case::read(&line).unwrap().plan?;
     let ModelSource::Config(config) = &mut plan.model else { panic!("a check has a config") };
-    for name in ["num_hidden_layers", "n_layer", "num_layers", "num_decoder_layers"] {
+    for name in ["num_hidden_layers", "n_layer", "num_layers", "num_decoder_layers", "encoder_layers", "decoder_layers"]
+    {
         if config.contains_key(name) {
             config.insert(name.into(), layers.into());
         }

@@ -4,7 +4,7 @@
 //! lines. Real runs have tens to hundreds of free blocks, which is one to four chunks; a million still works.
 
 /// Entries in a chunk before it is cut in two.
-const CHUNK: usize = 128;
+const CHUNK: usize = 32;
 
 /// A free block and its place in the order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,12 +1,14 @@
 //! The bill: five parts × instants, the binding instant, and the tiers.
 
 mod build;
+mod lines;
 
 use serde::{Deserialize, Serialize};
 
 use crate::units::Bytes;
 
-pub use build::{MAX_TIMELINE_POINTS, Sources, bill, modelled, timeline};
+pub use build::{MAX_TIMELINE_POINTS, bill, modelled};
+pub use lines::{Cell, Kind, Line, Tensors};
 
 /// What a byte is for, in order of lifetime, longest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -90,54 +92,30 @@ pub enum ProvenanceKind {
     Assumed,
 }
 
-/// One line of a cell: tensors of one kind, how many, and the formula of one.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Line {
-    /// What the tensors are, such as `norm input, FP32`. A key of the message catalogue's tensor names.
-    pub label: String,
-    /// How many tensors of this size are alive.
-    pub count: u64,
-    /// The formula of one in symbols, such as `4 × b s h`.
-    pub formula: String,
-    /// The same with the numbers in it, such as `4 B × 1 × 2048 × 4096`.
-    pub numbers: String,
-    /// All of them together.
-    pub bytes: Bytes,
-    /// How the figure is known.
-    pub provenance: Provenance,
-}
-
-/// One cell of the bill: a part at an instant, opened.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Cell {
-    /// The part.
-    pub part: Part,
-    /// Requested bytes.
-    pub bytes: Bytes,
-    /// What they are; sums to `bytes`. Largest first.
-    pub lines: Vec<Line>,
-}
-
 /// One column of the bill: the live set at the highest moment of a phase.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Column {
     /// Which phase.
     pub instant: Instant,
     /// Bytes per part.
     pub parts: PartBytes,
-    /// The cells, in the order of [`Part::ALL`].
-    pub cells: Vec<Cell>,
+    /// What they are.
+    pub tensors: Vec<Tensors>,
 }
 
 /// The bill of one steady step.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Bill {
     /// The columns, in the order of [`Instant::ALL`].
     pub columns: Vec<Column>,
     /// The instant with the highest total.
     pub binding: Instant,
     /// Symbols used by the formulas and their values, such as (`h`, 4096).
-    pub symbols: Vec<(String, u64)>,
+    pub symbols: Vec<(&'static str, u64)>,
+    /// The kinds of tensors that the columns count.
+    pub kinds: Vec<Kind>,
+    /// Where the figures come from.
+    pub sources: Sources,
 }
 
 impl Bill {
@@ -145,6 +123,29 @@ impl Bill {
     #[must_use]
     pub fn column(&self, instant: Instant) -> &Column {
         &self.columns[instant as usize]
+    }
+}
+
+/// Where the figures come from, by part.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sources {
+    /// Parameters and buffers.
+    pub weights: Provenance,
+    /// Optimizer states.
+    pub states: Provenance,
+    /// Everything autograd decides.
+    pub autograd: Provenance,
+}
+
+impl Sources {
+    /// Of `part`.
+    #[must_use]
+    pub const fn of(&self, part: Part) -> &Provenance {
+        match part {
+            Part::Weights => &self.weights,
+            Part::States => &self.states,
+            Part::Gradients | Part::Activations | Part::Temporary => &self.autograd,
+        }
     }
 }
 

@@ -21,7 +21,7 @@ use crate::throughput::{self, Throughput, Work};
 use crate::units::Bytes;
 
 /// Everything that follows from a plan: its estimate, the verdict, the tree, the remedies.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Decision {
     /// The walk's results; where the precision is not given, the dearest candidate's.
     pub estimate: Estimate,

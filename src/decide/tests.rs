@@ -1,7 +1,7 @@
 //! Decisions over made-up walks: the rules are tested apart from the engine's figures.
 
 use super::*;
-use crate::bill::{Bill, Column, Instant, Part, PartBytes, Provenance, ProvenanceKind, Tier, Tiers};
+use crate::bill::{Bill, Column, Instant, Part, PartBytes, Provenance, ProvenanceKind, Sources, Tier, Tiers};
 use crate::estimate::Estimate;
 use crate::issue::{Issue, IssueKind};
 use crate::machine::{CustomGpu, GpuChoice, Machine};
@@ -14,17 +14,18 @@ fn gib(n: u64) -> Bytes {
     Bytes(n * GIB)
 }
 
+fn made_up() -> Provenance {
+    Provenance { kind: ProvenanceKind::Modelled, source: "made up by a test".into() }
+}
+
 fn tier(bytes: Bytes) -> Tier {
-    Tier {
-        peak_bytes: bytes,
-        provenance: Provenance { kind: ProvenanceKind::Modelled, source: "made up by a test".into() },
-    }
+    Tier { peak_bytes: bytes, provenance: made_up() }
 }
 
 /// A walk whose five parts are the same at every instant.
 fn estimate(parts: [u64; 5], reserved: Option<u64>) -> Estimate {
     let parts = PartBytes(parts.map(gib));
-    let column = |instant| Column { instant, parts, cells: Vec::new() };
+    let column = |instant| Column { instant, parts, tensors: Vec::new() };
     let tiers = Tiers {
         requested: tier(parts.total()),
         allocated: tier(parts.total()),
@@ -35,6 +36,8 @@ fn estimate(parts: [u64; 5], reserved: Option<u64>) -> Estimate {
         columns: Instant::ALL.into_iter().map(column).collect(),
         binding: Instant::Backward,
         symbols: Vec::new(),
+        kinds: Vec::new(),
+        sources: Sources { weights: made_up(), states: made_up(), autograd: made_up() },
     };
     Estimate { bill, tiers, timeline: Vec::new(), readings: None, on_card: None, notes: Vec::new(), parameters: 0 }
 }

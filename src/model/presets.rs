@@ -105,7 +105,7 @@ mod tests {
 
     #[test]
     fn every_preset_is_found_by_its_names_and_has_a_source() {
-        assert_eq!(presets().len(), 109);
+        assert_eq!(presets().len(), 119);
         let file = Row::of(&FILE);
         assert_eq!(file.misfits(&["meta", "presets", "known"], &[]), [""; 0]);
         assert_eq!(file.row("meta").misfits(&["about", "sources"], &[]), [""; 0]);

@@ -1,7 +1,8 @@
 //! The ranges within which a recipe is walked, and the checks that need no model.
 
 use crate::issue::{Issue, IssueKind};
-use crate::recipe::{Checkpointing, Loss, MAX_LORA_RANK, OptimizerName, Precision, Recipe};
+use crate::recipe::{Checkpointing, Ema, Loss, MAX_LORA_RANK, OptimizerName, Precision, Recipe};
+use crate::step::ops::FLOAT8_MULTIPLE;
 
 /// The most sequences per micro-batch.
 pub const MAX_MICRO_BATCH: u64 = 1 << 20;
@@ -63,6 +64,25 @@ impl Recipe {
         {
             let expected = "a number above 0".into();
             issues.push(Issue::new("recipe.clip_grad", IssueKind::NotA { expected, found: norm.to_string() }));
+        }
+        if self.float8 {
+            let what = if self.lora.is_some() || self.quantization.is_some() {
+                Some("FP8 products beside adapters or quantised weights")
+            } else if !matches!(self.precision, Some(Precision::AmpBf16 | Precision::PureBf16)) {
+                Some("FP8 products in other precisions than BF16")
+            } else {
+                None
+            };
+            issues.extend(what.map(|what| Issue::new("recipe.float8", IssueKind::NotModelled { what: what.into() })));
+            if !self.micro_batch.saturating_mul(self.seq_len).is_multiple_of(FLOAT8_MULTIPLE) {
+                let expected = format!("a multiple of {FLOAT8_MULTIPLE} tokens in a micro-batch with FP8 products");
+                let found = self.micro_batch.saturating_mul(self.seq_len).to_string();
+                issues.push(Issue::new("recipe.seq_len", IssueKind::NotA { expected, found }));
+            }
+        }
+        if self.ema == Some(Ema::Same) && self.quantization.is_some() {
+            let what = "a copy of quantised weights".into();
+            issues.push(Issue::new("recipe.ema", IssueKind::NotModelled { what }));
         }
         issues.extend(self.optimizer_issues());
         issues

@@ -44,6 +44,10 @@ pub struct Recipe {
     /// Low-rank adapters over frozen weights; `None`: every weight is trained.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lora: Option<Lora>,
+    /// torchao's float8 training, eager: the products of linear layers, the head's excepted, run in FP8 with a scale per
+    /// tensor (`convert_to_float8_training`).
+    #[serde(skip_serializing_if = "core::ops::Not::not")]
+    pub float8: bool,
     /// An averaged copy of the weights, updated after every step; `None`: there is none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ema: Option<Ema>,
@@ -81,6 +85,7 @@ impl Default for Recipe {
             dec_seq: None,
             grad_accum: 1,
             lora: None,
+            float8: false,
             ema: None,
             quantization: None,
             load: Load::Init,

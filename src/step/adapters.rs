@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use crate::bill::Part;
 use crate::issue::{Issue, IssueKind};
-use crate::model::family::Model;
+use crate::model::family::{Model, Parameter};
 use crate::order::sort_short_by_key;
 use crate::recipe::{Lora, LoraBias};
 use crate::step::ops::Code;
@@ -107,23 +107,19 @@ fn is_module(parameter: &str, module: &str) -> bool {
     path.strip_suffix(module).is_some_and(|before| before.is_empty() || before.ends_with('.'))
 }
 
-/// GPT-2's `Conv1D` weights lie [in, out].
-fn is_in_out(names: &[Option<&'static str>], i: usize) -> bool {
-    names.get(i).copied().flatten().is_some_and(|n| n.starts_with("c_"))
-}
-
 /// The sizes of what is trained: the pairs' and what else `lora` says with adapters, every parameter's without.
 pub(crate) fn trained_shapes(model: &dyn Model, lora: Option<&Lora>) -> Vec<Shape> {
     let parameters = model.parameters();
-    let Some(lora) = lora else { return parameters.iter().map(|p| p.shape).collect() };
-    let names = model.linear_names();
-    let shape = |t: &Trained| Some(t.shape(lora, &parameters.get(t.of())?.shape, is_in_out(&names, t.of())));
+    let Some(lora) = lora else {
+        let trained = |(i, _): &(usize, &Parameter)| model.untrained() != Some(*i);
+        return parameters.iter().enumerate().filter(trained).map(|(_, p)| p.shape).collect();
+    };
+    let shape = |t: &Trained| Some(t.shape(lora, &parameters.get(t.of())?.shape, model.linears_lie_in_out()));
     trained(model, lora).iter().filter_map(shape).collect()
 }
 
 /// Freezes `weights` and adds what `lora` trains; returns it in the order of `model.parameters()`.
 pub(crate) fn attach(tape: &Tape, model: &dyn Model, lora: &Lora, weights: &[Tensor]) -> Vec<Tensor> {
-    let names = model.linear_names();
     for leaf in weights.iter().filter_map(Tensor::leaf) {
         leaf.frozen.set(true);
     }
@@ -135,7 +131,7 @@ pub(crate) fn attach(tape: &Tape, model: &dyn Model, lora: &Lora, weights: &[Ten
         for (i, one) in all.iter().enumerate() {
             let weight = &weights[one.of()];
             weight.enter_layer(tape);
-            let shape = one.shape(lora, weight.shape(), is_in_out(&names, one.of()));
+            let shape = one.shape(lora, weight.shape(), model.linears_lie_in_out());
             data[i] = match (one, copies) {
                 (Trained::A(_) | Trained::B(_), false) => {
                     Some(tape.empty(shape, pair_dtype(weight), Part::Weights, "low-rank pair"))
@@ -143,7 +139,7 @@ pub(crate) fn attach(tape: &Tape, model: &dyn Model, lora: &Lora, weights: &[Ten
                 (Trained::Magnitude(_), false) => {
                     let pair = [&data[i - 2], &data[i - 1]].map(Option::as_ref);
                     let [Some(a), Some(b)] = pair else { continue };
-                    Some(first_magnitude(tape, weight, [a, b], is_in_out(&names, one.of()), has_bias(model, *one)))
+                    Some(first_magnitude(tape, weight, [a, b], model.linears_lie_in_out(), has_bias(model, *one)))
                 }
                 (Trained::Copy(..), true) => Some(tape.empty(shape, weight.dtype(), Part::Weights, "trained copy")),
                 _ => continue,

@@ -43,20 +43,39 @@ impl fmt::Debug for Gradient {
     }
 }
 
+/// The most inputs that an operation with a backward has.
+const MAX_INPUTS: usize = 4;
+
+/// Where the gradients of an operation's inputs go.
+type Edges = [Option<Edge>; MAX_INPUTS];
+
 /// One operation's backward.
 pub struct Node {
     sequence: u64,
     scope: &'static str,
     layer: u32,
     apply: RefCell<Option<Apply>>,
-    edges: RefCell<Vec<Option<Edge>>>,
-    /// What each output's gradient must look like.
-    outputs: RefCell<Vec<(Shape, Dtype)>>,
+    edges: RefCell<Edges>,
+    /// The first output, which nearly every operation has alone, and the others.
+    first: RefCell<Output>,
+    others: RefCell<Vec<Output>>,
     /// For a parameter: where its gradient gathers.
     gathers: Option<Rc<Gradient>>,
     waiting: Cell<u32>,
     seen: Cell<bool>,
-    buffer: RefCell<Vec<Option<Tensor>>>,
+}
+
+/// One output of an operation: what its gradient must look like, and the gradient so far.
+struct Output {
+    shape: Shape,
+    dtype: Dtype,
+    gradient: Option<Tensor>,
+}
+
+impl Output {
+    fn of(tensor: &Tensor) -> Self {
+        Self { shape: *tensor.shape(), dtype: tensor.dtype(), gradient: None }
+    }
 }
 
 impl fmt::Debug for Node {
@@ -66,20 +85,34 @@ impl fmt::Debug for Node {
 }
 
 impl Node {
-    /// The node that gathers a parameter's gradient. It runs as soon as it is ready: its sequence number is the highest.
-    pub(crate) fn accumulate(grad: Rc<Gradient>, shape: Shape, dtype: Dtype) -> Rc<Self> {
-        Rc::new(Self {
-            sequence: u64::MAX,
-            scope: "",
-            layer: 0,
+    fn new(sequence: u64, scope: &'static str, layer: u32, edges: Edges, gathers: Option<Rc<Gradient>>) -> Self {
+        Self {
+            sequence,
+            scope,
+            layer,
             apply: RefCell::new(None),
-            edges: RefCell::default(),
-            outputs: RefCell::new(vec![(shape, dtype)]),
-            gathers: Some(grad),
+            edges: RefCell::new(edges),
+            first: RefCell::new(Output { shape: Shape::new(&[]), dtype: Dtype::F32, gradient: None }),
+            others: RefCell::default(),
+            gathers,
             waiting: Cell::new(0),
             seen: Cell::new(false),
-            buffer: RefCell::default(),
-        })
+        }
+    }
+
+    /// The node that gathers a parameter's gradient. It runs as soon as it is ready: its sequence number is the highest.
+    pub(crate) fn accumulate(grad: Rc<Gradient>, shape: Shape, dtype: Dtype) -> Rc<Self> {
+        let node = Self::new(u64::MAX, "", 0, Edges::default(), Some(grad));
+        *node.first.borrow_mut() = Output { shape, dtype, gradient: None };
+        Rc::new(node)
+    }
+
+    /// Does `change` to output `at`.
+    fn with_output<T>(&self, at: u8, change: impl FnOnce(&mut Output) -> T) -> Option<T> {
+        match usize::from(at).checked_sub(1) {
+            None => Some(change(&mut self.first.borrow_mut())),
+            Some(at) => self.others.borrow_mut().get_mut(at).map(change),
+        }
     }
 }
 
@@ -102,19 +135,13 @@ impl Recorder {
     #[must_use]
     pub fn begin(tape: &Tape, inputs: &[&Tensor]) -> Self {
         let recorded = tape.node_is_recorded() && inputs.iter().any(|t| t.requires_grad());
+        debug_assert!(inputs.len() <= MAX_INPUTS);
         let node = recorded.then(|| {
-            Rc::new(Node {
-                sequence: tape.next_sequence(),
-                scope: tape.scope_name(),
-                layer: tape.layer(),
-                apply: RefCell::new(None),
-                edges: RefCell::new(inputs.iter().map(|t| t.edge()).collect()),
-                outputs: RefCell::default(),
-                gathers: None,
-                waiting: Cell::new(0),
-                seen: Cell::new(false),
-                buffer: RefCell::default(),
-            })
+            let mut edges = Edges::default();
+            for (edge, input) in edges.iter_mut().zip(inputs) {
+                *edge = input.edge();
+            }
+            Rc::new(Node::new(tape.next_sequence(), tape.scope_name(), tape.layer(), edges, None))
         });
         Self { tape: tape.clone(), node }
     }
@@ -143,7 +170,7 @@ impl Recorder {
         match self.node {
             None => out,
             Some(node) => {
-                node.outputs.borrow_mut().push((*out.shape(), out.dtype()));
+                *node.first.borrow_mut() = Output::of(&out);
                 *node.apply.borrow_mut() = Some(Box::new(apply));
                 out.with_grad_fn(&node, 0)
             }
@@ -160,7 +187,11 @@ impl Recorder {
         match self.node {
             None => outs,
             Some(node) => {
-                *node.outputs.borrow_mut() = outs.iter().map(|o| (*o.shape(), o.dtype())).collect();
+                let mut all = outs.iter().map(Output::of);
+                if let Some(first) = all.next() {
+                    *node.first.borrow_mut() = first;
+                }
+                node.others.borrow_mut().extend(all);
                 *node.apply.borrow_mut() = Some(Box::new(apply));
                 (0u8..).zip(outs).map(|(i, o)| o.with_grad_fn(&node, i)).collect()
             }
@@ -210,13 +241,7 @@ fn run(tape: &Tape, roots: Vec<(Edge, Tensor)>) {
         }
     }
     for (root, grad) in roots {
-        let slot = usize::from(root.output);
-        let mut buffer = root.node.buffer.borrow_mut();
-        if buffer.len() <= slot {
-            buffer.resize(slot + 1, None);
-        }
-        buffer[slot] = Some(grad);
-        drop(buffer);
+        root.node.with_output(root.output, |output| output.gradient = Some(grad));
         if root.node.waiting.get() == 0 && ready.iter().all(|Ready(node)| !Rc::ptr_eq(node, &root.node)) {
             ready.push(Ready(root.node));
         }
@@ -227,29 +252,37 @@ fn run(tape: &Tape, roots: Vec<(Edge, Tensor)>) {
         if node.scope != LOSS {
             tape.leave_loss();
         }
-        let inputs: Grads = node.buffer.take();
+        let first = node.first.borrow_mut().gradient.take();
         if let Some(gathers) = &node.gathers {
-            let outputs = node.outputs.borrow();
-            gather(tape, gathers, inputs, &outputs[0].0);
+            gather(tape, gathers, first, &node.first.borrow().shape);
             tape.set_scope(before);
             continue;
         }
         tape.set_layer(node.layer);
         let apply = node.apply.take();
         let Some(mut apply) = apply else { continue };
-        let mut outputs = apply(tape, &inputs);
-        let edges = node.edges.take();
-        for (edge, out) in edges.iter().zip(outputs.iter_mut()) {
+        let others = node.others.take();
+        let (mut one, mut all) = ([first], Grads::new());
+        let inputs = if others.is_empty() {
+            one.as_slice()
+        } else {
+            all.push(one[0].take());
+            all.extend(others.into_iter().map(|output| output.gradient));
+            &all
+        };
+        let mut outputs = apply(tape, inputs);
+        let mut edges = node.edges.take();
+        for (edge, out) in edges.iter().zip(&mut outputs) {
             if let (Some(edge), Some(grad)) = (edge, out.take()) {
                 *out = Some(validated(tape, edge, grad));
             }
         }
         // The node's inputs go first, then what it saved.
-        drop(inputs);
+        drop((one, all));
         drop(apply);
-        for (edge, grad) in edges.into_iter().zip(outputs) {
-            let Some(edge) = edge else { continue };
-            if let Some(grad) = grad {
+        for (edge, grad) in edges.iter_mut().zip(&mut outputs) {
+            let Some(edge) = edge.take() else { continue };
+            if let Some(grad) = grad.take() {
                 add_to_buffer(tape, &edge, grad);
             }
             let waiting = edge.node.waiting.get() - 1;
@@ -277,7 +310,7 @@ fn count_dependencies(root: &Rc<Node>) {
 
 /// The gradient as the edge's end wants it: summed over broadcast dimensions, cast to its dtype (`validate_outputs`).
 fn validated(tape: &Tape, edge: &Edge, grad: Tensor) -> Tensor {
-    let (shape, dtype) = edge.node.outputs.borrow()[usize::from(edge.output)];
+    let Some((shape, dtype)) = edge.node.with_output(edge.output, |o| (o.shape, o.dtype)) else { return grad };
     // A function's return value: the unsummed gradient is gone before the cast.
     let summed = |grad: Tensor| tape.sum_to(&grad, &shape);
     let grad = if grad.shape().same_sizes(&shape) { grad } else { summed(grad) };
@@ -285,27 +318,24 @@ fn validated(tape: &Tape, edge: &Edge, grad: Tensor) -> Tensor {
 }
 
 fn add_to_buffer(tape: &Tape, edge: &Edge, grad: Tensor) {
-    let mut buffer = edge.node.buffer.borrow_mut();
-    let slot = usize::from(edge.output);
-    if buffer.len() <= slot {
-        buffer.resize(slot + 1, None);
-    }
-    buffer[slot] = Some(match buffer[slot].take() {
-        None => grad,
-        Some(old) if old.can_be_added_into() => old,
-        Some(old) => {
-            let shape = old.shape().ordered_like(&[old.shape(), grad.shape()]);
-            let sum = tape.temp(shape, old.dtype(), "sum of gradients");
-            drop(old);
-            sum
-        }
+    edge.node.with_output(edge.output, |output| {
+        output.gradient = Some(match output.gradient.take() {
+            None => grad,
+            Some(old) if old.can_be_added_into() => old,
+            Some(old) => {
+                let shape = old.shape().ordered_like(&[old.shape(), grad.shape()]);
+                let sum = tape.temp(shape, old.dtype(), "sum of gradients");
+                drop(old);
+                sum
+            }
+        });
     });
 }
 
 /// `AccumulateGrad`: the first gradient is taken as it is when nobody else holds it and it lies as the parameter does;
 /// later ones are added in place.
-fn gather(tape: &Tape, gathers: &Gradient, mut inputs: Grads, shape: &Shape) {
-    let Some(grad) = inputs.pop().flatten() else { return };
+fn gather(tape: &Tape, gathers: &Gradient, grad: Option<Tensor>, shape: &Shape) {
+    let Some(grad) = grad else { return };
     if gathers.tensor.borrow().is_some() {
         return;
     }

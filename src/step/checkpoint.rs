@@ -92,8 +92,9 @@ pub(crate) type Layer = Rc<dyn Fn(&Tape, &[Tensor]) -> Vec<Tensor>>;
 
 /// One checkpointed layer's call.
 pub struct Frame {
-    inputs: Vec<Saved>,
+    /// Before the inputs: the layer's named arguments are let go first.
     layer: Layer,
+    inputs: Vec<Saved>,
     autocast: Option<Dtype>,
     /// Where the hidden states came from in the graph.
     edge: Option<Edge>,

@@ -207,7 +207,7 @@ fn weights(
 
 /// GPT-2's `Conv1D` weights are turned before they are quantised.
 fn is_turned(model: &dyn Model, i: usize) -> bool {
-    model.linear_names().get(i).copied().flatten().is_some_and(|n| n.starts_with("c_"))
+    model.linears_lie_in_out() && model.linear_names().get(i).copied().flatten().is_some()
 }
 
 /// `int8_vectorwise_quant`: a scale per row, and the codes.

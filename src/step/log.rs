@@ -26,6 +26,27 @@ pub enum Event {
     EmptyCache,
 }
 
+impl Event {
+    /// The storage that it is about.
+    #[must_use]
+    pub const fn storage(self) -> Option<u32> {
+        match self {
+            Self::Alloc(id) | Self::Free(id) | Self::Becomes(id, _) => Some(id),
+            Self::Enter(_) | Self::Mark(_) | Self::Layer(_) | Self::EmptyCache => None,
+        }
+    }
+
+    /// The same event about storage `id`.
+    pub(crate) const fn about(self, id: u32) -> Self {
+        match self {
+            Self::Alloc(_) => Self::Alloc(id),
+            Self::Free(_) => Self::Free(id),
+            Self::Becomes(_, part) => Self::Becomes(id, part),
+            other => other,
+        }
+    }
+}
+
 /// Where a loop would read `memory_allocated` and reset its peak.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mark {
@@ -89,11 +110,25 @@ pub(crate) struct Belongs {
 }
 
 /// The log of a walk.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Log {
     events: RefCell<Vec<Event>>,
     tensors: RefCell<Vec<TensorInfo>>,
+    /// How many share each storage.
+    shares: RefCell<Vec<u32>>,
     overflow: Cell<bool>,
+}
+
+impl Default for Log {
+    /// With room for a few layers.
+    fn default() -> Self {
+        Self {
+            events: RefCell::new(Vec::with_capacity(2048)),
+            tensors: RefCell::new(Vec::with_capacity(1024)),
+            shares: RefCell::new(Vec::with_capacity(1024)),
+            overflow: Cell::default(),
+        }
+    }
 }
 
 impl Log {
@@ -104,18 +139,38 @@ impl Log {
         if bytes.is_none() {
             self.overflow.set(true);
         }
-        let mut dims = [Dim::plain(1); MAX_RANK];
-        for (to, from) in dims.iter_mut().zip(shape.dims()) {
-            *to = *from;
-        }
+        let dims = *shape.padded_dims();
         let mut tensors = self.tensors.borrow_mut();
         let Ok(id) = u32::try_from(tensors.len()) else {
             self.overflow.set(true);
             return 0;
         };
         tensors.push(TensorInfo { bytes: Bytes(bytes.unwrap_or(0)), element, dims, part, layer, scope, op });
+        self.shares.borrow_mut().push(1);
         self.push(Event::Alloc(id));
         id
+    }
+
+    /// How many share storage `id`.
+    pub(crate) fn shares(&self, id: u32) -> u32 {
+        self.shares.borrow().get(id as usize).copied().unwrap_or_default()
+    }
+
+    /// Storage `id` has another share.
+    pub(crate) fn share(&self, id: u32) {
+        if let Some(shares) = self.shares.borrow_mut().get_mut(id as usize) {
+            *shares += 1;
+        }
+    }
+
+    /// Storage `id` has one share less; without any it is freed.
+    pub(crate) fn unshare(&self, id: u32) {
+        if let Some(shares) = self.shares.borrow_mut().get_mut(id as usize) {
+            *shares = shares.saturating_sub(1);
+            if *shares == 0 {
+                self.push(Event::Free(id));
+            }
+        }
     }
 
     pub(crate) fn push(&self, event: Event) {

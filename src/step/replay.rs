@@ -3,8 +3,9 @@
 use crate::allocator::{Allocator, BlockId, Config, OutOfMemory};
 use crate::bill::{Instant, Part};
 use crate::step::load::{QUANT_MAP, QUANT_STATE};
-use crate::step::log::{Event, Mark};
+use crate::step::log::{Event, Mark, TensorInfo};
 use crate::step::readings::{EvalReadings, LoadReadings, MicroReadings, PrepareReadings, Readings, StepReadings};
+use crate::step::repeat::{copies, storages, visit};
 use crate::step::train::Walk;
 use crate::units::Bytes;
 
@@ -24,19 +25,19 @@ pub struct Failure {
 /// # Errors
 /// [`Failure`] where the device is too small.
 pub fn replay(walk: &Walk, config: &Config) -> Result<Readings, Box<Failure>> {
+    let storages = storages(walk);
     let mut run = Run {
         walk,
         allocator: Allocator::new(config),
-        blocks: vec![None; walk.tensors.len()],
-        parts: walk.tensors.iter().map(|t| t.part).collect(),
+        blocks: vec![BlockId::NULL; storages],
+        parts: vec![None; storages],
         live: [0; 5],
+        optimizer_state: Bytes::ZERO,
         out: Readings::default(),
         instant: Instant::Forward,
         last: Bytes::ZERO,
     };
-    for event in &walk.events {
-        run.apply(*event)?;
-    }
+    visit(walk, &mut |short, event| run.apply(short, event))?;
     run.note();
     let stats = run.allocator.stats();
     run.out.segments = stats.segments.current;
@@ -47,10 +48,13 @@ pub fn replay(walk: &Walk, config: &Config) -> Result<Readings, Box<Failure>> {
 struct Run<'a> {
     walk: &'a Walk,
     allocator: Allocator,
-    blocks: Vec<Option<BlockId>>,
-    parts: Vec<Part>,
+    /// By storage, every layer written out.
+    blocks: Vec<BlockId>,
+    parts: Vec<Option<Part>>,
     /// Requested bytes per part.
     live: [u64; 5],
+    /// What the optimizer holds itself: no master weights, scaler or averaged copy.
+    optimizer_state: Bytes,
     out: Readings,
     instant: Instant,
     /// Allocated at the end of the last phase.
@@ -58,41 +62,48 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    fn apply(&mut self, event: Event) -> Result<(), Box<Failure>> {
+    /// `short` is the number in the walk of the storage that the event is about.
+    fn apply(&mut self, short: u32, event: Event) -> Result<(), Box<Failure>> {
         match event {
             Event::Alloc(id) => {
-                let at = id as usize;
-                let info = &self.walk.tensors[at];
-                self.live[info.part as usize] += info.bytes.get();
-                if info.bytes == Bytes::ZERO {
-                    return Ok(());
-                }
-                let block = self.allocator.malloc(info.bytes.get(), 0).map_err(|error| {
+                let (at, info) = (id as usize, &self.walk.tensors[short as usize]);
+                self.serves(at, info, Some(info.part));
+                // Nothing is taken for zero bytes.
+                self.blocks[at] = self.allocator.malloc(info.bytes.get(), 0).map_err(|error| {
                     let step = u32::try_from(self.out.steps.len()).ok().and_then(|n| n.checked_sub(1));
                     Box::new(Failure { step, instant: self.instant, error })
                 })?;
-                self.blocks[at] = Some(block);
             }
             Event::Free(id) => {
                 let at = id as usize;
-                self.live[self.parts[at] as usize] -= self.walk.tensors[at].bytes.get();
-                if let Some(block) = self.blocks[at].take() {
-                    self.allocator.free(block);
-                }
+                self.serves(at, &self.walk.tensors[short as usize], None);
+                self.allocator.free(core::mem::replace(&mut self.blocks[at], BlockId::NULL));
             }
-            Event::Becomes(id, part) => {
-                let at = id as usize;
-                let bytes = self.walk.tensors[at].bytes.get();
-                self.live[self.parts[at] as usize] -= bytes;
-                self.live[part as usize] += bytes;
-                self.parts[at] = part;
-            }
+            Event::Becomes(id, part) => self.serves(id as usize, &self.walk.tensors[short as usize], Some(part)),
             Event::Enter(instant) => self.instant = instant,
             Event::Layer(_) => {}
             Event::EmptyCache => self.allocator.empty_cache(),
             Event::Mark(mark) => self.read(mark),
         }
         Ok(())
+    }
+
+    /// Storage `at` serves `part` from here on.
+    fn serves(&mut self, at: usize, info: &TensorInfo, part: Option<Part>) {
+        let before = core::mem::replace(&mut self.parts[at], part);
+        let of_optimizer = |part: Part| part == Part::States && info.scope == "optimizer";
+        if let Some(part) = part {
+            self.live[part as usize] += info.bytes.get();
+            if of_optimizer(part) {
+                self.optimizer_state += info.bytes;
+            }
+        }
+        if let Some(part) = before {
+            self.live[part as usize] -= info.bytes.get();
+            if of_optimizer(part) {
+                self.optimizer_state = self.optimizer_state - info.bytes;
+            }
+        }
     }
 
     /// The peak of allocated memory since the last reset; keeps the run's maxima.
@@ -138,7 +149,8 @@ impl Run<'_> {
                     self.note();
                 }
                 self.allocator.reset_peaks();
-                let apart = |op: &str| self.walk.tensors.iter().filter(|t| t.op == op).map(|t| t.bytes.get()).sum();
+                let bytes = |t: &TensorInfo| t.bytes.get() * copies(self.walk, t);
+                let apart = |op: &str| self.walk.tensors.iter().filter(|t| t.op == op).map(bytes).sum();
                 self.out.quant_state = Bytes(apart(QUANT_STATE));
                 let states = self.out.quant_state.get() + apart(QUANT_MAP);
                 self.out.params = part(&self.live, Part::Weights).saturating_sub(Bytes(states));
@@ -182,7 +194,7 @@ impl Run<'_> {
             Mark::StepEnd => {
                 let (peak, before) = (self.note(), self.last);
                 let grads = part(&self.live, Part::Gradients);
-                self.out.optimizer_state = self.optimizer_state();
+                self.out.optimizer_state = self.optimizer_state;
                 self.step(|s| {
                     s.step_peak = peak;
                     s.step_delta = difference(now, before);
@@ -215,15 +227,6 @@ impl Run<'_> {
                 });
             }
         }
-    }
-
-    /// What the optimizer holds itself: no master weights, scaler or averaged copy.
-    fn optimizer_state(&self) -> Bytes {
-        let tensors = self.walk.tensors.iter().zip(&self.parts).zip(&self.blocks);
-        tensors
-            .filter(|((info, part), block)| **part == Part::States && block.is_some() && info.scope == "optimizer")
-            .map(|((info, _), _)| info.bytes)
-            .sum()
     }
 
     fn step(&mut self, change: impl FnOnce(&mut StepReadings)) {

@@ -129,7 +129,7 @@ pub const MAX_RANK: usize = 5;
 /// Sizes and strides, in elements, outermost first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
-    rank: u8,
+    rank: usize,
     dims: [Dim; MAX_RANK],
     strides: [u64; MAX_RANK],
 }
@@ -140,10 +140,8 @@ impl Shape {
     pub fn new(dims: &[Dim]) -> Self {
         debug_assert!(dims.len() <= MAX_RANK);
         let mut shape = Self { rank: 0, dims: [Dim::plain(1); MAX_RANK], strides: [1; MAX_RANK] };
-        for (to, from) in shape.dims.iter_mut().zip(dims) {
-            *to = *from;
-            shape.rank += 1;
-        }
+        shape.rank = dims.len().min(MAX_RANK);
+        shape.dims[..shape.rank].copy_from_slice(&dims[..shape.rank]);
         shape.make_contiguous();
         shape
     }
@@ -159,13 +157,18 @@ impl Shape {
     /// How many dimensions.
     #[must_use]
     pub fn rank(&self) -> usize {
-        usize::from(self.rank)
+        self.rank
     }
 
     /// The dimensions.
     #[must_use]
     pub fn dims(&self) -> &[Dim] {
         &self.dims[..self.rank()]
+    }
+
+    /// The dimensions, lengthened with ones.
+    pub(crate) fn padded_dims(&self) -> &[Dim; MAX_RANK] {
+        &self.dims
     }
 
     /// The strides, in elements.
@@ -216,6 +219,9 @@ impl Shape {
     /// Whether the elements lie densely in some order of the dimensions.
     #[must_use]
     pub fn is_dense(&self) -> bool {
+        if self.is_contiguous() {
+            return true;
+        }
         let mut order: [usize; MAX_RANK] = [0, 1, 2, 3, 4];
         let order = &mut order[..self.rank()];
         sort_short_by_key(order, |&i| if self.dims[i].n < 2 { (u64::MAX, i) } else { (self.strides[i], i) });
@@ -244,6 +250,14 @@ impl Shape {
     #[must_use]
     pub fn narrowed(mut self, i: usize, dim: Dim) -> Self {
         self.dims[i] = dim;
+        self
+    }
+
+    /// Every second element along dimension `i`: a view.
+    #[must_use]
+    pub fn halved(mut self, i: usize) -> Self {
+        self.dims[i] = Dim::plain(self.dims[i].n.div_ceil(2));
+        self.strides[i] = self.strides[i].saturating_mul(2);
         self
     }
 

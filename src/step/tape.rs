@@ -10,7 +10,7 @@ use crate::step::autograd::Node;
 use crate::step::checkpoint::Hooks;
 use crate::step::log::{Belongs, Event, Log, Mark};
 use crate::step::shape::{Dim, Shape};
-use crate::step::tensor::{Dtype, Storage, Tensor};
+use crate::step::tensor::{Dtype, Impl, Storage, Tensor};
 use crate::versions::{LtWorkspace, Rules};
 
 /// What the device and the framework version decide about an operation's temporaries.
@@ -52,12 +52,17 @@ pub(crate) struct State {
     inputs_need_grad: Cell<bool>,
     /// Parameters that are on the device already, by their place among the model's.
     supplied: RefCell<Vec<Tensor>>,
+    float8: Cell<bool>,
     pinned: RefCell<Vec<Pinned>>,
     training: Cell<bool>,
     /// Whether this is the thread that runs backward: it has cuBLAS handles of its own.
     backward_thread: Cell<bool>,
     /// What cuBLAS keeps per thread, and what cuBLASLt keeps beside it.
     workspaces: RefCell<[Option<Tensor>; 4]>,
+    /// Records of tensors that are gone, for the next ones.
+    records: RefCell<Vec<Rc<Impl>>>,
+    /// What takes a record's place in a tensor that goes.
+    blank: Rc<Impl>,
 }
 
 /// A handle to the tape; clones are the same tape.
@@ -90,10 +95,13 @@ impl Tape {
             instant: Cell::new(Instant::Forward),
             inputs_need_grad: Cell::new(false),
             supplied: RefCell::default(),
+            float8: Cell::new(false),
             pinned: RefCell::default(),
             training: Cell::new(true),
             backward_thread: Cell::new(false),
             workspaces: RefCell::default(),
+            records: RefCell::new(Vec::with_capacity(512)),
+            blank: Impl::unused(),
         }))
     }
 
@@ -114,7 +122,18 @@ impl Tape {
     pub fn empty(&self, shape: Shape, dtype: Dtype, part: Part, op: &'static str) -> Tensor {
         let of = Belongs { part, layer: self.0.layer.get(), scope: self.0.scope.get() };
         let id = (!self.0.stopped.get()).then(|| self.0.log.alloc(&shape, dtype.bytes(), of, op));
-        Tensor::new(Rc::new(Storage::new(id, self)), shape, dtype)
+        Tensor::new(Storage::new(id, self), shape, dtype)
+    }
+
+    /// A record for a tensor.
+    pub(crate) fn unused_record(&self) -> Rc<Impl> {
+        self.0.records.borrow_mut().pop().unwrap_or_else(Impl::unused)
+    }
+
+    /// Takes back the record of a tensor that goes.
+    pub(crate) fn put_back(&self, record: &mut Rc<Impl>) {
+        let record = core::mem::replace(record, self.0.blank.clone());
+        self.0.records.borrow_mut().push(record);
     }
 
     /// A temporary.
@@ -135,7 +154,7 @@ impl Tape {
     /// A buffer of the model, whose memory is counted where the model is built.
     #[must_use]
     pub fn buffer(&self, shape: Shape, dtype: Dtype) -> Tensor {
-        Tensor::new(Rc::new(Storage::new(None, self)), shape, dtype)
+        Tensor::new(Storage::new(None, self), shape, dtype)
     }
 
     /// A temporary that gathers a gradient of its own (`requires_grad = True`). The graph holds it, and it its gradient,
@@ -218,6 +237,15 @@ impl Tape {
     /// over frozen weights are run backward.
     pub(crate) fn set_inputs_need_grad(&self, on: bool) {
         self.0.inputs_need_grad.set(on);
+    }
+
+    /// `convert_to_float8_training`: linear layers run their products in FP8.
+    pub(crate) fn convert_to_float8(&self, on: bool) {
+        self.0.float8.set(on);
+    }
+
+    pub(crate) fn converts_to_float8(&self) -> bool {
+        self.0.float8.get()
     }
 
     /// Keeps something that the graph refers to, beside what backward releases, until [`Tape::take_pinned`] is dropped.

@@ -6,7 +6,6 @@ use std::rc::Rc;
 
 use crate::bill::Part;
 use crate::step::autograd::{Edge, Gradient, Node};
-use crate::step::log::Event;
 use crate::step::ops::Quantized;
 use crate::step::shape::{Dim, Shape};
 use crate::step::tape::Tape;
@@ -61,7 +60,7 @@ impl Dtype {
     }
 }
 
-/// Memory that tensors share. Dropping the last share frees it.
+/// A share of memory that tensors share; how many shares there are, the log counts. Dropping the last one frees it.
 #[derive(Debug)]
 pub(crate) struct Storage {
     /// The number in the log; none for what a stopped recomputation would have made.
@@ -73,12 +72,25 @@ impl Storage {
     pub(crate) fn new(id: Option<u32>, tape: &Tape) -> Self {
         Self { id, tape: tape.clone() }
     }
+
+    fn is_sole_share(&self) -> bool {
+        self.id.is_some_and(|id| self.tape.0.log.shares(id) == 1)
+    }
+}
+
+impl Clone for Storage {
+    fn clone(&self) -> Self {
+        if let Some(id) = self.id {
+            self.tape.0.log.share(id);
+        }
+        Self::new(self.id, &self.tape)
+    }
 }
 
 impl Drop for Storage {
     fn drop(&mut self) {
         if let Some(id) = self.id {
-            self.tape.0.log.push(Event::Free(id));
+            self.tape.0.log.unshare(id);
         }
     }
 }
@@ -129,23 +141,81 @@ pub(crate) struct Adapter {
     pub(crate) dropout: f64,
 }
 
+/// What a tensor refers to. Records go round: a walk makes thousands, and few live at once.
 #[derive(Debug)]
-struct Impl {
-    storage: Rc<Storage>,
-    shape: Shape,
-    dtype: Dtype,
+pub(crate) struct Impl {
     grad_fn: Option<Edge>,
     leaf: Option<Rc<Leaf>>,
+    /// None while the record waits for reuse.
+    storage: Option<Storage>,
+    shape: Shape,
+    dtype: Dtype,
     view: bool,
+}
+
+impl Impl {
+    /// A record that no tensor uses.
+    pub(crate) fn unused() -> Rc<Self> {
+        Rc::new(Self {
+            storage: None,
+            shape: Shape::new(&[]),
+            dtype: Dtype::U8,
+            grad_fn: None,
+            leaf: None,
+            view: false,
+        })
+    }
 }
 
 /// A tensor. Cloning is another reference to the same impl, as assigning in Python is.
 #[derive(Clone, Debug)]
 pub struct Tensor(Rc<Impl>);
 
+impl Drop for Tensor {
+    fn drop(&mut self) {
+        let Some(own) = Rc::get_mut(&mut self.0) else { return };
+        let Some(storage) = own.storage.take() else { return };
+        // What only the graph holds is freed first (`TensorImpl::release_resources`, c10).
+        drop(own.grad_fn.take());
+        drop(own.leaf.take());
+        let tape = storage.tape.clone();
+        drop(storage);
+        tape.put_back(&mut self.0);
+    }
+}
+
 impl Tensor {
-    pub(crate) fn new(storage: Rc<Storage>, shape: Shape, dtype: Dtype) -> Self {
-        Self(Rc::new(Impl { storage, shape, dtype, grad_fn: None, leaf: None, view: false }))
+    pub(crate) fn new(storage: Storage, shape: Shape, dtype: Dtype) -> Self {
+        Self::made(storage, shape, dtype, None, None, false)
+    }
+
+    fn made(
+        storage: Storage,
+        shape: Shape,
+        dtype: Dtype,
+        grad_fn: Option<Edge>,
+        leaf: Option<Rc<Leaf>>,
+        view: bool,
+    ) -> Self {
+        let mut record = storage.tape.unused_record();
+        if let Some(own) = Rc::get_mut(&mut record) {
+            own.storage = Some(storage);
+            own.shape = shape;
+            own.dtype = dtype;
+            own.grad_fn = grad_fn;
+            own.leaf = leaf;
+            own.view = view;
+        }
+        Self(record)
+    }
+
+    /// Another tensor over the same storage.
+    fn sharing(&self, shape: Shape, grad_fn: Option<Edge>, view: bool) -> Self {
+        match &self.0.storage {
+            Some(storage) => Self::made(storage.clone(), shape, self.0.dtype, grad_fn, None, view),
+            // Only records that wait for reuse have none.
+            None => self.clone(),
+        }
     }
 
     /// A trainable parameter of the model: a leaf that gathers a gradient.
@@ -165,7 +235,7 @@ impl Tensor {
         let dtype = data.dtype();
         let grad: Rc<Gradient> = Rc::default();
         let accumulate = Node::accumulate(grad.clone(), shape, dtype);
-        let leaf = Rc::new(Leaf {
+        let leaf = Leaf {
             id,
             layer: tape.layer(),
             accumulate,
@@ -175,15 +245,12 @@ impl Tensor {
             adapter: RefCell::default(),
             copies: RefCell::default(),
             quantized,
-        });
-        Self(Rc::new(Impl {
-            storage: data.0.storage.clone(),
-            shape,
-            dtype,
-            grad_fn: None,
-            leaf: Some(leaf),
-            view: false,
-        }))
+        };
+        let mut tensor = data.sharing(shape, None, false);
+        if let Some(own) = Rc::get_mut(&mut tensor.0) {
+            own.leaf = Some(Rc::new(leaf));
+        }
+        tensor
     }
 
     /// The same impl with a place in the graph. Only for outputs that nobody else holds yet.
@@ -193,41 +260,18 @@ impl Tensor {
             own.grad_fn = Some(edge);
             return self;
         }
-        let i = &self.0;
-        Self(Rc::new(Impl {
-            storage: i.storage.clone(),
-            shape: i.shape,
-            dtype: i.dtype,
-            grad_fn: Some(edge),
-            leaf: None,
-            view: i.view,
-        }))
+        self.sharing(self.0.shape, Some(edge), self.0.view)
     }
 
     /// The same storage under another shape, outside the graph.
     pub(crate) fn alias(&self, shape: Shape) -> Self {
-        Self(Rc::new(Impl {
-            storage: self.0.storage.clone(),
-            shape,
-            dtype: self.0.dtype,
-            grad_fn: None,
-            leaf: None,
-            view: true,
-        }))
+        self.sharing(shape, None, true)
     }
 
     /// The same storage and shape, outside the graph.
     #[must_use]
     pub fn detached(&self) -> Self {
-        let i = &self.0;
-        Self(Rc::new(Impl {
-            storage: i.storage.clone(),
-            shape: i.shape,
-            dtype: i.dtype,
-            grad_fn: None,
-            leaf: None,
-            view: i.view,
-        }))
+        self.sharing(self.0.shape, None, self.0.view)
     }
 
     /// Sizes and strides.
@@ -258,6 +302,13 @@ impl Tensor {
     pub(crate) fn enter_layer(&self, tape: &Tape) {
         if let Some(leaf) = self.leaf() {
             tape.set_layer(leaf.layer);
+        }
+    }
+
+    /// Says that it is never trained.
+    pub(crate) fn freeze(&self) {
+        if let Some(leaf) = self.leaf() {
+            leaf.frozen.set(true);
         }
     }
 
@@ -292,7 +343,7 @@ impl Tensor {
     }
 
     pub(crate) fn storage_id(&self) -> Option<u32> {
-        self.0.storage.id
+        self.0.storage.as_ref()?.id
     }
 
     /// Whether the gradient engine may add into it: a plain tensor of which this is the only reference.
@@ -301,7 +352,7 @@ impl Tensor {
     pub(crate) fn can_be_added_into(&self) -> bool {
         !self.0.view
             && Rc::strong_count(&self.0) == 1
-            && Rc::strong_count(&self.0.storage) == 1
+            && self.0.storage.as_ref().is_some_and(Storage::is_sole_share)
             && self.0.shape.is_dense()
     }
 

@@ -10,11 +10,11 @@ use std::rc::Rc;
 use crate::bill::{Instant, Part};
 use crate::model::family::{Built, Model, Parameter, Run};
 use crate::plan::Framework;
-use crate::recipe::optimizer::Slots;
+use crate::recipe::optimizer::{Slots, by_dtype};
 use crate::recipe::{Ema, OptimizerImpl, Precision, Recipe, ZeroGrad};
 use crate::step::autograd::backward;
 use crate::step::log::{Event, Mark, TensorInfo};
-use crate::step::repeat::{WALKED_LAYERS, expand};
+use crate::step::repeat::{MIDDLES, expand, is_repeatable, over_layers, walked};
 use crate::step::shape::{Dim, Shape, Symbol};
 use crate::step::tape::{Device, Pinned, Tape};
 use crate::step::tensor::{Dtype, Table, Tensor};
@@ -29,8 +29,10 @@ pub struct Walk {
     pub events: Vec<Event>,
     /// By number.
     pub tensors: Vec<TensorInfo>,
-    /// For how many further layers the third one stands; 0: every layer is written out.
+    /// For how many further layers the middle one stands; 0: every layer is written out.
     pub repeats: u64,
+    /// Which layer that is, counted from 1.
+    pub middle: u32,
 }
 
 /// Some tensor of the step exceeds what the arithmetic carries.
@@ -74,19 +76,24 @@ pub fn walk_short(
     steps: Steps,
 ) -> Result<Walk, TooLarge> {
     let whole = Whole::of(model, recipe, precision);
-    if !layers_are_alike(recipe) {
-        return run(model, &whole, recipe, precision, device, framework, steps);
-    }
-    match (model.layers().checked_sub(WALKED_LAYERS), model.with_layers(WALKED_LAYERS)) {
-        (Some(repeats), Some(short)) if repeats > 0 => {
+    let middles = if layers_are_alike(recipe) { &MIDDLES[..] } else { &[] };
+    for &middle in middles {
+        let walked = u64::from(walked(middle));
+        if let Some(repeats @ 1..) = model.layers().checked_sub(walked)
+            && let Some(short) = model.with_layers(walked)
+        {
             let walk = run(short.as_ref(), &whole, recipe, precision, device, framework, steps)?;
-            Ok(Walk { repeats, ..walk })
+            let walk = Walk { repeats, middle, ..walk };
+            if is_repeatable(&walk) {
+                return Ok(walk);
+            }
         }
-        _ => run(model, &whole, recipe, precision, device, framework, steps),
     }
+    run(model, &whole, recipe, precision, device, framework, steps)
 }
 
-/// Walks `steps` of `recipe` on `model`. `precision` is a recipe whose dtypes are walked, not the rule of thumb.
+/// Walks `steps` of `recipe` on `model`, every layer written out, be it by repetition. `precision` is a recipe whose
+/// dtypes are walked, not the rule of thumb.
 ///
 /// # Errors
 /// [`TooLarge`] when a size passes 2⁵³ bytes.
@@ -98,11 +105,7 @@ pub fn walk(
     framework: &Framework,
     steps: Steps,
 ) -> Result<Walk, TooLarge> {
-    let short = walk_short(model, recipe, precision, device, framework, steps)?;
-    match expand(&short) {
-        Some(walk) => Ok(walk),
-        None => run(model, &Whole::of(model, recipe, precision), recipe, precision, device, framework, steps),
-    }
+    walk_short(model, recipe, precision, device, framework, steps).map(|short| expand(&short))
 }
 
 /// Walks every layer of `model`, written out: the reference that the repetition must equal.
@@ -137,16 +140,32 @@ struct Whole {
 
 impl Whole {
     fn of(model: &dyn Model, recipe: &Recipe, precision: Precision) -> Self {
+        let trained = |model: &dyn Model| {
+            let shapes = adapters::trained_shapes(model, recipe.lora.as_ref());
+            let frozen = if recipe.lora.is_none() { freeze::frozen(model, recipe) } else { Vec::new() };
+            let frozen = frozen.into_iter().chain(core::iter::repeat(false));
+            Self::of_shapes(shapes.iter().zip(frozen).filter(|(_, frozen)| !frozen).map(|(shape, _)| shape))
+        };
+        let count = |of: &dyn Fn(&dyn Model) -> u64| {
+            if layers_are_alike(recipe) { over_layers(model, of) } else { of(model) }
+        };
+        let warm_up = if load::loads(recipe) {
+            load::warm_up_bytes(model, recipe, load::loaded_dtype(recipe, precision))
+        } else {
+            0
+        };
+        Self { tensors: count(&|model| trained(model).tensors), chunks: count(&|model| trained(model).chunks), warm_up }
+    }
+
+    fn of_shapes<'a>(trained: impl Iterator<Item = &'a Shape>) -> Self {
         /// Elements per block of a multi-tensor kernel.
         const CHUNK: u64 = 65_536;
-        let mut trained = adapters::trained_shapes(model, recipe.lora.as_ref());
-        if recipe.lora.is_none() {
-            let mut frozen = freeze::frozen(model, recipe).into_iter();
-            trained.retain(|_| !frozen.next().unwrap_or(false));
-        }
-        let chunks = trained.iter().map(|s| s.numel().unwrap_or(0).div_ceil(CHUNK)).sum();
-        let warm_up = load::warm_up_bytes(model, recipe, load::loaded_dtype(recipe, precision));
-        Self { tensors: trained.len() as u64, chunks, warm_up }
+        let chunks_of = |s: &Shape| s.numel().unwrap_or(0).div_ceil(CHUNK);
+        trained.fold(Self { tensors: 0, chunks: 0, warm_up: 0 }, |all, s| Self {
+            tensors: all.tensors + 1,
+            chunks: all.chunks.saturating_add(chunks_of(s)),
+            ..all
+        })
     }
 }
 
@@ -184,6 +203,7 @@ fn run(
         }
     }
     tape.supply(Vec::new());
+    tape.convert_to_float8(recipe.float8);
     let buffer = |n: u64| tape.empty(Shape::new(&[Dim::plain(n)]), Dtype::U8, Part::Weights, "buffer");
     let mut buffers: Vec<Tensor> = loaded.unwrap_or_else(|| {
         let after = if built.holds_buffers() { Vec::new() } else { model.buffer_bytes(weights) };
@@ -229,11 +249,11 @@ fn run(
     drop(buffers);
     drop(built);
     tape.drop_workspaces();
-    Ok(Walk { events, tensors, repeats: 0 })
+    Ok(Walk { events, tensors, repeats: 0, middle: 0 })
 }
 
 /// What each parameter of the model is: a table, the output head, or neither.
-fn tables(parameters: &[Parameter]) -> impl Iterator<Item = Table> {
+pub(crate) fn tables(parameters: &[Parameter]) -> impl Iterator<Item = Table> {
     let of_vocabulary = |p: &Parameter| p.shape.rank() == 2 && p.shape.dims()[0].sym == Dim::named(1, Symbol::V).sym;
     // The first one looks words up, and is the head too where that is tied to it.
     let words = parameters.iter().position(of_vocabulary);
@@ -253,7 +273,11 @@ pub fn paged_states(model: &dyn Model, recipe: &Recipe) -> Bytes {
         recipe.optimizer.paged_bytes(shape.numel().unwrap_or(0), table == Table::Embedding)
     };
     Bytes(match &recipe.lora {
-        None => parameters.iter().zip(tables(&parameters)).map(|(p, table)| of(&p.shape, table)).sum(),
+        None => {
+            let all = parameters.iter().zip(tables(&parameters)).enumerate();
+            let trained = all.filter(|(at, _)| model.untrained() != Some(*at));
+            trained.map(|(_, (p, table))| of(&p.shape, table)).sum()
+        }
         lora => adapters::trained_shapes(model, lora.as_ref()).iter().map(|shape| of(shape, Table::No)).sum(),
     })
 }
@@ -287,7 +311,7 @@ struct Loop<'a> {
     /// What the loss's graph keeps alive beside what backward releases.
     pinned: Vec<Pinned>,
     /// The model's outputs, the loss among them, where the loop keeps them.
-    kept: Option<(Tensor, Tensor)>,
+    kept: Vec<Tensor>,
 }
 
 struct Master {
@@ -340,7 +364,7 @@ impl<'a> Loop<'a> {
             loss: None,
             graph_leaves: Vec::new(),
             pinned: Vec::new(),
-            kept: None,
+            kept: Vec::new(),
         }
     }
 
@@ -394,7 +418,10 @@ impl<'a> Loop<'a> {
             Ema::Float32 => self.trained.iter().map(|w| copy(w, Dtype::F32)).collect(),
             Ema::Bfloat16 => self.trained.iter().map(|w| copy(w, Dtype::Bf16)).collect(),
             Ema::Same => {
-                let adapters = self.trained.iter().filter(|_| self.recipe.lora.is_some());
+                // What adapters add is numbered from the top.
+                let known = u32::try_from(self.model.weights().len()).unwrap_or(u32::MAX);
+                let added = |w: &&Tensor| w.leaf().is_some_and(|leaf| leaf.id >= known);
+                let adapters = self.trained.iter().filter(added);
                 let mut all: Vec<Tensor> =
                     self.model.weights().iter().chain(adapters).map(|w| copy(w, w.dtype())).collect();
                 t.set_layer(0);
@@ -491,17 +518,19 @@ impl<'a> Loop<'a> {
         let batch = t.scope("batch", || self.model.batch(&self.run));
         self.batch = None;
         t.mark(Mark::Inputs);
-        let mut logits = None;
+        let mut outputs = Vec::new();
         let loss = t.with_autocast(self.autocast(), || {
             let (loss, out) = self.model.forward(&self.run, &batch);
-            logits = Some(out);
+            outputs.push(out);
+            outputs.extend(self.model.take_outputs());
             loss
         });
         if self.recipe.keep_outputs {
-            self.kept = logits.map(|logits| (loss.clone(), logits));
+            outputs.insert(0, loss.clone());
+            self.kept = outputs;
         } else {
-            drop(logits);
-            self.kept = None;
+            drop(outputs);
+            self.kept.clear();
         }
         self.graph_leaves = t.take_graph_leaves();
         self.loss = Some(loss);
@@ -607,32 +636,37 @@ impl<'a> Loop<'a> {
     /// `clip_grad_norm_`: one norm per tensor, and their norm; gradients are scaled in place.
     fn clip(&self) {
         let t = self.tape;
-        let weights = self.trained;
-        let offsets = t.scratch(8 * (self.whole.tensors + 1), "norm scratch");
-        let partial = t.scratch(4 * self.whole.chunks, "norm scratch");
-        let norm = |w: &Tensor| {
-            w.enter_layer(t);
-            t.scalar(Dtype::F32, "gradient norm")
-        };
-        let mut norms: Vec<Tensor> = weights.iter().map(norm).collect();
-        t.set_layer(0);
-        drop(partial);
-        drop(offsets);
-        let stacked = t.temp(Shape::new(&[Dim::plain(self.whole.tensors)]), Dtype::F32, "gradient norms");
-        let total = t.scalar(Dtype::F32, "total norm");
+        let groups = by_dtype(self.optimized());
+        let mut norms: Vec<(&Tensor, Tensor)> = Vec::new();
+        for group in &groups {
+            let of_group = || Whole::of_shapes(group.iter().map(|w| w.shape()));
+            let whole = if groups.len() > 1 { &of_group() } else { self.whole };
+            let offsets = t.scratch(8 * (whole.tensors + 1), "norm scratch");
+            let partial = t.scratch(4 * whole.chunks, "norm scratch");
+            for w in group {
+                w.enter_layer(t);
+                norms.push((w, t.scalar(w.dtype(), "gradient norm")));
+            }
+            t.set_layer(0);
+            drop(partial);
+            drop(offsets);
+        }
+        let dtype = groups.iter().map(|group| group[0].dtype()).max().unwrap_or(Dtype::F32);
+        let stacked = t.temp(Shape::new(&[Dim::plain(self.whole.tensors)]), dtype, "gradient norms");
+        let total = t.scalar(dtype, "total norm");
         drop(stacked);
-        for w in weights.iter().rev() {
+        while let Some((w, norm)) = norms.pop() {
             w.enter_layer(t);
-            drop(norms.pop());
+            drop(norm);
         }
         t.set_layer(0);
         // max_norm / (total + 1e-6), clamped (torch/nn/utils/clip_grad.py, 2.15).
-        let sum = t.scalar(Dtype::F32, "clip factor");
-        let reciprocal = t.scalar(Dtype::F32, "clip factor");
-        let factor = t.scalar(Dtype::F32, "clip factor");
+        let sum = t.scalar(dtype, "clip factor");
+        let reciprocal = t.scalar(dtype, "clip factor");
+        let factor = t.scalar(dtype, "clip factor");
         drop((reciprocal, sum));
-        let clamped = t.scalar(Dtype::F32, "clip factor");
-        drop((clamped, factor));
+        let clamped = t.scalar(dtype, "clip factor");
+        drop((factor, clamped));
         drop(total);
     }
 
@@ -649,7 +683,7 @@ impl<'a> Loop<'a> {
         self.graph_leaves.clear();
         self.loss = None;
         self.pinned.clear();
-        self.kept = None;
+        self.kept.clear();
         self.batch = None;
     }
 }

@@ -129,15 +129,15 @@ impl BillTable {
                 let shares = feet.iter().map(|foot| percent(foot.as_f64() / card.as_f64().max(1.0))).collect();
                 (text.say(&Msg::OfCard { card }), shares)
             }),
-            open: open.and_then(|(part, instant)| OpenCell::new(decision, part, instant, text)),
+            open: open.map(|(part, instant)| OpenCell::new(decision, part, instant, text)),
         }
     }
 }
 
 impl OpenCell {
-    fn new(decision: &Decision, part: Part, instant: Instant, text: &dyn Catalogue) -> Option<Self> {
+    fn new(decision: &Decision, part: Part, instant: Instant, text: &dyn Catalogue) -> Self {
         let bill = &decision.estimate.bill;
-        let cell = bill.column(instant).cells.iter().find(|cell| cell.part == part)?;
+        let cell = bill.cell(part, instant);
         let count = |line: &crate::bill::Line| match line.count {
             1 => String::new(),
             n => format!("{} ", text.say(&Msg::Count { count: n })),
@@ -176,14 +176,14 @@ impl OpenCell {
             .filter(|(symbol, _)| used(symbol))
             .map(|(symbol, value)| format!("{symbol} {} {}", text.symbol(symbol), grouped(*value)))
             .collect();
-        Some(Self {
+        Self {
             part,
             title: text.say(&Msg::CellTitle { part, instant }),
             lines,
             total: (finer(cell.bytes), cell.bytes),
             symbols: symbols.join(", "),
             known: known(cell.lines.iter().map(|line| &line.provenance), text),
-        })
+        }
     }
 }
 

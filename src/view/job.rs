@@ -74,7 +74,7 @@ pub fn model_hint(state: &State, text: &dyn Catalogue) -> Option<String> {
         .bill
         .symbols
         .iter()
-        .filter(|(symbol, _)| matches!(symbol.as_str(), "L" | "h" | "V"))
+        .filter(|(symbol, _)| matches!(*symbol, "L" | "h" | "V"))
         .map(|(symbol, value)| format!("{} {}", text.symbol(symbol), grouped(*value)))
         .collect();
     Some(text.say(&Msg::ModelHint { parameters: &count(estimate.parameters), shape: &shape.join(", ") }))

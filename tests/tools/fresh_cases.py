@@ -1,16 +1,18 @@
 #!/usr/bin/env python3
 """Draws training steps that no rule has seen: one JSON line each, {"id", "case": {"model", "recipe", "device"}}.
 
-    fresh_cases.py SEED [COUNT] [--into FOLDER] [--optimizers | --defined | --adapters | --activations]
+    fresh_cases.py SEED [COUNT] [--into FOLDER] [--optimizers | --defined | --float8 | --adapters | --activations] [--families NAME,NAME]
 
-The same seed draws the same cases everywhere. With --into, each case is a file of its own, for a recorder that measures
+The same seed draws the same cases everywhere. With --families those are drawn in turn instead of the usual ones, on cards
+from compute capability 8.0 on; with --adapters too, each case has adapters. With --into, each case is a file of its own, for a recorder that measures
 a folder. Widths, depths, odd sequence lengths, vocabularies, precisions, attention, checkpointing, optimizers, adapters,
 accumulation, clipping and GPU generations are drawn one by one; what a library refuses to run (a fused Adafactor, BF16
 flash attention before Ampere, a forced backend under recomputation) is not drawn. --optimizers draws the optimizers that
 the plain cases do not have, with their options, optimizers in backward, weights in FP16, FP32 master weights and averages
 of the weights; a for-loop RAdam runs as many steps as it takes to be rectified. --defined draws those
-that their authors' code defines alone. --adapters draws adapters for every case: LoRA's options, DoRA, quantised weights,
-loading. --activations draws every kind of checkpointing, ways to compute the loss, frozen parts and an evaluation.
+that their authors' code defines alone. --float8 draws steps whose linear layers torchao has converted, on cards that
+have FP8. --adapters draws adapters for every case: LoRA's options, DoRA, quantised
+weights, loading. --activations draws every kind of checkpointing, ways to compute the loss, frozen parts and an evaluation.
 """
 import json
 import os
@@ -37,6 +39,17 @@ CLASSES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2"
 LLAMA_LINEARS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 LINEARS = {"llama": LLAMA_LINEARS, "mistral": LLAMA_LINEARS, "qwen2": LLAMA_LINEARS, "qwen3": LLAMA_LINEARS,
            "gpt2": ["c_attn"]}
+# What --families and --adapters can draw beside them.
+BLOOM_LINEARS = ["query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"]
+FURTHER_LINEARS = LINEARS | {
+    "phi": ["q_proj", "k_proj", "v_proj", "dense", "fc1", "fc2"], "phi3": ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"],
+    "olmo2": LLAMA_LINEARS, "starcoder2": ["q_proj", "k_proj", "v_proj", "o_proj", "c_fc", "c_proj"],
+    "opt": ["q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2"], "falcon": BLOOM_LINEARS, "bloom": BLOOM_LINEARS,
+    "vit": ["q_proj", "k_proj", "v_proj", "o_proj", "fc1", "fc2"], "gpt_oss": ["q_proj", "k_proj", "v_proj", "o_proj"],
+    "deepseek_v3": ["kv_a_proj_with_mqa", "kv_b_proj", "o_proj"],
+    "whisper": ["q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2"]}
+FURTHER_CLASSES = CLASSES | {"falcon": "FalconForCausalLM", "bloom": "BloomForCausalLM", "gpt_oss": "GptOssForCausalLM",
+                             "deepseek_v3": "DeepseekV3ForCausalLM", "whisper": "WhisperForConditionalGeneration"}
 OPTIMIZERS = [("adamw", "foreach", 8), ("adamw", "fused", 4), ("adamw", "forloop", 3), ("adam", "foreach", 1),
               ("sgd", "foreach", 2), ("sgd", "forloop", 1), ("adafactor", "foreach", 2), ("adafactor", "forloop", 2),
               ("adafactor_hf", None, 2), ("adamw8bit", None, 3)]
@@ -88,7 +101,7 @@ def heads(d, family):
     keys = d.whole(1, 6)
     if groups * keys < 2:
         keys = 2
-    if family in ("gpt2", "gpt_neox", "phi", "opt", "bert", "roberta", "distilbert", "vit"):
+    if family in ("gpt2", "gpt_neox", "phi", "opt", "bert", "roberta", "distilbert", "vit", "bloom", "deepseek_v3", "whisper"):
         return groups * keys, groups * keys, head
     return groups * keys, keys, head
 
@@ -98,7 +111,7 @@ def model(d, family):
     h = a * head
     layers, vocab = d.whole(1, 9), d.of([d.whole(500, 5000), d.whole(8000, 60000), d.whole(100000, 160000)])
     wide = 8 * d.whole(h // 8, h // 2)
-    m = {"model_type": family, "architectures": [CLASSES[family]]}
+    m = {"model_type": family, "architectures": [FURTHER_CLASSES[family]]}
     if family == "gpt2":
         return m | {"vocab_size": vocab, "n_embd": h, "n_layer": layers, "n_head": a, "n_positions": 1024}
     if family == "vit":
@@ -108,7 +121,18 @@ def model(d, family):
     if family == "distilbert":
         return m | {"vocab_size": vocab, "dim": h, "hidden_dim": wide, "n_layers": layers, "n_heads": a,
                     "max_position_embeddings": 512}
+    if family == "whisper":
+        return m | {"vocab_size": vocab, "d_model": h, "encoder_layers": layers, "decoder_layers": d.whole(1, 6),
+                    "encoder_attention_heads": a, "decoder_attention_heads": a, "encoder_ffn_dim": wide,
+                    "decoder_ffn_dim": wide, "num_mel_bins": d.of([80, 128]), "max_source_positions": d.whole(100, 1500),
+                    "max_target_positions": 448, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+                    "decoder_start_token_id": 1, "dropout": d.of([0.0, 0.1]), "attention_dropout": d.of([0.0, 0.1])}
     m |= {"vocab_size": vocab, "hidden_size": h, "num_hidden_layers": layers, "num_attention_heads": a}
+    if family == "bloom":
+        return {("n_layer" if k == "num_hidden_layers" else "n_head" if k == "num_attention_heads" else k): v for k, v in m.items()}
+    if family == "falcon":
+        new = d.chance(0.5)
+        return m | ({"new_decoder_architecture": True, "num_kv_heads": g} if new else {"multi_query": d.chance(0.5)})
     m |= {"ffn_dim" if family == "opt" else "intermediate_size": wide}
     if family in ("bert", "roberta"):
         return m | {"max_position_embeddings": 514 if family == "roberta" else 512}
@@ -118,6 +142,18 @@ def model(d, family):
     if family == "gpt_neox":
         return m | {"rotary_pct": d.of([0.25, 1.0]), "use_parallel_residual": d.chance(0.7)}
     if family == "phi":
+        return m
+    if family == "deepseek_v3":
+        groups = d.of([1, 2, 4])
+        return m | {"num_key_value_heads": a, "q_lora_rank": d.of([None, 8 * d.whole(4, 64)]), "kv_lora_rank": 8 * d.whole(4, 64),
+                    "qk_nope_head_dim": head, "qk_rope_head_dim": d.of([16, 32, 64]), "v_head_dim": d.of([head, 64, 128]),
+                    "moe_intermediate_size": 8 * d.whole(4, 64), "n_routed_experts": d.of([16, 32]), "n_shared_experts": d.of([1, 2]),
+                    "n_group": groups, "topk_group": d.whole(1, groups), "num_experts_per_tok": d.of([2, 4, 6]),
+                    "first_k_dense_replace": d.whole(0, 2), "rope_interleave": d.chance(0.7)}
+    if family == "gpt_oss":
+        m |= {"num_key_value_heads": g, "head_dim": head, "num_local_experts": d.of([4, 8, 16]),
+              "num_experts_per_tok": d.of([2, 4]), "sliding_window": d.of([128, 300]),
+              "intermediate_size": 8 * d.whole(8, 64), "attention_bias": d.chance(0.8)}
         return m
     m |= {"num_key_value_heads": g}
     if family in ("qwen3", "gemma", "gemma2", "gemma3_text", "qwen3_moe"):
@@ -139,20 +175,20 @@ def model(d, family):
     return m
 
 
-def recipe(d, family, sm):
+def recipe(d, family, sm, adapters=False):
     modes = [("fp32", 2), ("amp_fp16", 2)]
     if sm >= 80:
         modes += [("amp_bf16", 4), ("pure_bf16", 5)]
-    longest = {"gpt2": 1024, "bert": 512, "roberta": 510, "distilbert": 512}.get(family, 2300)
+    longest = {"gpt2": 1024, "bert": 512, "roberta": 510, "distilbert": 512, "whisper": 448}.get(family, 2300)
     name, how = d.weighted([((n, i), w) for n, i, w in OPTIMIZERS])
     optimizer = {"name": name} | ({"impl": how} if how else {})
     if name == "sgd" and d.chance(0.6):
         optimizer["momentum"] = 0.9
-    r = {"precision": d.weighted(modes), "attention": "eager" if family == "gemma2" or d.chance(0.25) else "sdpa",
+    r = {"precision": d.weighted(modes), "attention": "eager" if family in ("gemma2", "gpt_oss", "bloom") or d.chance(0.25) else "sdpa",
          "checkpointing": d.weighted([("none", 3), ("full", 2)]), "optimizer": optimizer,
          "batch": d.of([1, 1, 2, 3, 4, 5]), "seq": d.of([d.whole(17, longest), 8 * d.whole(8, longest // 8)])}
-    if family in LINEARS and d.chance(0.25):
-        known = LINEARS[family]
+    if adapters or family in LINEARS and d.chance(0.25):
+        known = FURTHER_LINEARS[family]
         first = d.whole(0, len(known) - 1)
         r["lora"] = {"r": d.of([4, 8, 12, 16, 48]), "targets": known[first:first + d.whole(1, len(known))]}
     if d.chance(0.2):
@@ -246,9 +282,28 @@ def activations(d, m, r):
         r.pop("sdpa_backend", None)
 
 
-def case(d, recipe=recipe):
-    family = d.weighted(list(FAMILIES.items()))
-    sm = d.of(GENERATIONS)
+def float8(d, family, sm):
+    """A recipe as the plain ones, in BF16, with as many tokens as FP8 products take."""
+    r = recipe(d, family, sm)
+    r.pop("lora", None)
+    r["precision"] = d.of(["pure_bf16", "amp_bf16"])
+    r["seq"] = max(16, r["seq"] // 16 * 16)
+    return r | {"float8": True}
+
+
+def float8_case(d):
+    """On cards with FP8, with matrices whose sides FP8 products take."""
+    family = d.of(["llama", "mistral", "qwen2", "qwen3", "gemma", "olmo2", "phi3"])
+    sm = d.of([89, 90, 100])
+    m = model(d, family)
+    m["intermediate_size"] = m["intermediate_size"] // 16 * 16
+    return {"model": m, "recipe": float8(d, family, sm), "device": {"sm": sm, "total_mb": d.of(CARDS[sm])}}
+
+
+def case(d, recipe=recipe, family=None):
+    generations = [sm for sm in GENERATIONS if sm >= 80] if family else GENERATIONS
+    family = family or d.weighted(list(FAMILIES.items()))
+    sm = d.of(generations)
     device = {"sm": sm, "total_mb": d.of(CARDS[sm])}
     if d.chance(0.1):
         device["alloc_conf"] = "expandable_segments:True"
@@ -301,24 +356,38 @@ def adapted(d):
     return {"model": m, "recipe": r, "device": device}
 
 
+def option(args, name):
+    """The value after `name`, taken out of `args`; none where it is not there."""
+    if name not in args:
+        return None
+    at = args.index(name)
+    value = args[at + 1]
+    del args[at:at + 2]
+    return value
+
+
 def main():
-    into = None
-    args = [a for a in sys.argv[1:] if a not in ("--optimizers", "--defined", "--adapters", "--activations")]
+    args = [a for a in sys.argv[1:] if a not in ("--optimizers", "--defined", "--float8", "--adapters", "--activations")]
+    into, families = option(args, "--into"), option(args, "--families")
+    families = families.split(",") if families else [None]
     draw = further if "--optimizers" in sys.argv else recipe
     if "--defined" in sys.argv:
         def draw(d, family, sm):
             return further(d, family, sm, DEFINED)
-    if "--into" in args:
-        at = args.index("--into")
-        into = args[at + 1]
-        del args[at:at + 2]
+    if "--adapters" in sys.argv:
+        def draw(d, family, sm):
+            return recipe(d, family, sm, True)
     seed, count = int(args[0]), int(args[1]) if len(args) > 1 else 150
     d = Draw(seed)
     for i in range(count):
-        if "--activations" in sys.argv:
+        if "--adapters" in sys.argv and families == [None]:
+            drawn = adapted(d)
+        elif "--activations" in sys.argv:
             drawn = activated(d)
+        elif "--float8" in sys.argv:
+            drawn = float8_case(d)
         else:
-            drawn = adapted(d) if "--adapters" in sys.argv else case(d, draw)
+            drawn = case(d, draw, families[i % len(families)])
         name = f"fresh{seed}_{i:03}_{drawn['model']['model_type']}"
         if into is None:
             print(json.dumps({"id": name, "case": drawn}, separators=(",", ":")))

@@ -80,6 +80,9 @@ pub(crate) struct PlanArgs {
     /// Rank that GaLore and APOLLO project to [default: 128]
     #[arg(long, value_name = "R", help_heading = "Recipe")]
     optimizer_rank: Option<u64>,
+    /// Runs the products of linear layers in FP8, as torchao does eagerly
+    #[arg(long, help_heading = "Recipe")]
+    float8: bool,
     /// Keeps an averaged copy of the weights
     #[arg(long, value_parser = named::<Ema>(&["same", "float32", "bfloat16"]), help_heading = "Recipe")]
     ema: Option<Ema>,
@@ -312,6 +315,7 @@ impl PlanArgs {
         recipe.optimizer.embeddings_32bit |= self.embeddings_32bit;
         recipe.optimizer.in_backward |= self.optimizer_in_backward;
         replace(&mut recipe.optimizer.rank, self.optimizer_rank);
+        recipe.float8 |= self.float8;
         replace(&mut recipe.ema, self.ema);
         set(&mut recipe.optimizer.scale_type, self.scale_type);
         replace(&mut recipe.attention, self.attention);

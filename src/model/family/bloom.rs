@@ -148,6 +148,23 @@ impl Model for Bloom {
         all
     }
 
+    fn linear_names(&self) -> Vec<Option<&'static str>> {
+        let mut layer = [None; LAYER];
+        layer[2] = Some("query_key_value");
+        layer[4] = Some("dense");
+        layer[8] = Some("dense_h_to_4h");
+        layer[10] = Some("dense_4h_to_h");
+        let mut all = vec![None; 3];
+        for _ in 0..self.layers {
+            all.extend(layer);
+        }
+        all.extend([None, None]);
+        if !self.tied {
+            all.push(Some("lm_head"));
+        }
+        all
+    }
+
     fn buffers(&self) -> Vec<u64> {
         Vec::new()
     }

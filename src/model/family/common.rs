@@ -277,7 +277,7 @@ pub(super) fn rotate_part(t: &Tape, [x, _]: &[Tensor; 2], cos: &Tensor, sin: &Te
 }
 
 /// `repeat_kv`: each key or value head repeated for its query heads, as a copy; nothing when there is one each.
-fn repeat_kv(t: &Tape, x: &Tensor, heads: Dim) -> Tensor {
+pub(super) fn repeat_kv(t: &Tape, x: &Tensor, heads: Dim) -> Tensor {
     let groups = heads.n / x.dim(1).n.max(1);
     if groups == 1 {
         return x.clone();
@@ -380,6 +380,15 @@ pub(super) fn softcap(t: &Tape, x: Tensor) -> Tensor {
         t.tanh(&scaled)
     };
     t.mul_scalar(&tanh)
+}
+
+/// Checkpointing other than of every layer, in families in which no other was compared with recorded steps.
+pub(super) fn refuse_other_checkpointing(recipe: &Recipe) -> Vec<Issue> {
+    if matches!(recipe.checkpointing, Checkpointing::None | Checkpointing::Full) {
+        return Vec::new();
+    }
+    let what = "this kind of checkpointing in this family".into();
+    vec![Issue::new("recipe.checkpointing", IssueKind::NotModelled { what })]
 }
 
 /// Reentrant checkpointing of layers that return their probabilities: backward makes zeros for the gradient that nobody

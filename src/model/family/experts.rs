@@ -13,7 +13,19 @@ pub(super) struct Experts {
     pub(super) gate_up: Tensor,
     /// [experts, hidden, width], or [experts, width, hidden] with `transposed`.
     pub(super) down: Tensor,
-    pub(super) activation: Activation,
+    /// [experts, 2 × width] and [experts, hidden].
+    pub(super) biases: Option<[Tensor; 2]>,
+    pub(super) gate: Gate,
+    pub(super) transposed: bool,
+}
+
+/// What comes between the two products.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Gate {
+    /// `act(gate) × up` of two halves.
+    Of(Activation),
+    /// GPT-OSS's clamped SwiGLU of interleaved columns.
+    Clamped,
 }
 
 /// Which experts each token goes to.
@@ -47,9 +59,15 @@ impl Experts {
             let scratch = t.scratch(1023, "scan scratch");
             drop(scratch);
         }
-        let mut out = t.grouped_mm(&selected, &self.gate_up, &offsets, false);
+        // The first bias lives until the second takes its name.
+        let bias_of = |i: usize| self.biases.as_ref().map(|all| t.index_rows(&all[i], &sorted));
+        let with = |out: Tensor, bias: Option<&Tensor>| bias.map_or_else(|| out.clone(), |b| t.add_in_place(&out, b));
+        let mut bias = bias_of(0);
+        let mut out = with(t.grouped_mm(&selected, &self.gate_up, &offsets, self.transposed), bias.as_ref());
         out = self.gated(t, &out);
-        out = t.grouped_mm(&out, &self.down, &offsets, false);
+        let second = bias_of(1);
+        bias = second;
+        out = with(t.grouped_mm(&out, &self.down, &offsets, self.transposed), bias.as_ref());
         let mut weighted = {
             let weights = t.unsqueeze(&weights, 1);
             t.mul(&out, &weights)
@@ -60,16 +78,35 @@ impl Experts {
         weighted = t.index_rows(&weighted, &inverse);
         let sum = t.sum_groups(&weighted, tokens, k);
         let cast = t.to(&sum, x.dtype());
-        drop((sorted, narrow, counts));
-        drop(weighted);
-        drop(sum);
-        drop((ids, order, selected, weights, offsets, out, inverse));
+        // Local names are released in the order in which they first appear.
+        drop((ids, sorted, order, selected, weights, narrow, counts, offsets, bias, out, weighted, inverse, sum));
         cast
     }
 
     fn gated(&self, t: &Tape, x: &Tensor) -> Tensor {
+        let Gate::Of(activation) = self.gate else { return clamped_swiglu(t, x) };
         let parts = t.split(x, 1, Dim::plain(x.dim(1).n / 2), 2);
-        let gate = self.activation.apply(t, &parts[0]);
+        let gate = activation.apply(t, &parts[0]);
         t.mul(&gate, &parts[1])
     }
+}
+
+/// `GptOssExperts._apply_gate`.
+fn clamped_swiglu(t: &Tape, x: &Tensor) -> Tensor {
+    let (gate, up) = (t.every_second(x, 1), t.every_second(x, 1));
+    let gate = t.clamp(&gate, false);
+    let up = t.clamp(&up, true);
+    let glu = {
+        let slope = {
+            let scaled = t.mul_scalar(&gate);
+            t.sigmoid(&scaled)
+        };
+        t.mul(&gate, &slope)
+    };
+    let out = {
+        let shifted = t.add_scalar(&up);
+        t.mul(&shifted, &glu)
+    };
+    drop((gate, up, glu));
+    out
 }

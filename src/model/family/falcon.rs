@@ -9,9 +9,10 @@ use crate::model::family::common::{
     Activation, AttentionPlan, Head, Returned, Run, causal_forward, causal_mask, position_ids, refuse_reentrant,
     rotary_tables, rotate,
 };
-use crate::model::family::{Built, Dimensions, Model, Parameter, Parameters, matrix, vector};
+use crate::model::family::{Built, Dimensions, Model, Parameter, Parameters, matrix, names_of, vector};
 use crate::model::fields::{Fields, MAX_DIMENSION, MAX_HEADS, MAX_LAYERS};
 use crate::recipe::{Attention, Recipe};
+use crate::step::ops::WeightLayout;
 use crate::step::shape::{Dim, Shape, Symbol};
 use crate::step::tape::Tape;
 use crate::step::tensor::{Dtype, Tensor};
@@ -136,10 +137,11 @@ impl Layer {
             let seen = t.reshape(w, w.shape().dims());
             t.linear(x, &seen, None)
         };
-        match &self.0[at + 1] {
+        let result = match &self.0[at + 1] {
             Some(bias) => t.add(&product, bias),
             None => product,
-        }
+        };
+        t.adapted(x, w, self.0[at + 1].as_ref(), WeightLayout::OutIn, result)
     }
     fn norm(&self, t: &Tape, x: &Tensor, at: usize) -> Tensor {
         match (&self.0[at], &self.0[at + 1]) {
@@ -164,6 +166,20 @@ impl Model for Falcon {
         all.extend([of(vector(self.h())), of(vector(self.h()))]);
         if !self.tied {
             all.push(of(embed));
+        }
+        all
+    }
+
+    fn linear_names(&self) -> Vec<Option<&'static str>> {
+        const PLACES: [(usize, &str); 4] =
+            [(0, "query_key_value"), (2, "dense"), (4, "dense_h_to_4h"), (6, "dense_4h_to_h")];
+        let mut all = vec![None];
+        for _ in 0..self.layers {
+            all.extend(names_of(&self.layer_shapes(), &PLACES));
+        }
+        all.extend([None, None]);
+        if !self.tied {
+            all.push(Some("lm_head"));
         }
         all
     }

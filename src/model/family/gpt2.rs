@@ -161,6 +161,10 @@ impl Model for Gpt2 {
         dotted_names(&before, ("transformer.h", self.layers), of_layer, &after)
     }
 
+    fn linears_lie_in_out(&self) -> bool {
+        true
+    }
+
     fn takes_math_attention(&self) -> bool {
         true
     }

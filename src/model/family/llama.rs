@@ -5,12 +5,12 @@ use std::rc::Rc;
 
 use serde_json::{Map, Value};
 
-use crate::issue::Issue;
+use crate::issue::{Issue, IssueKind};
 use crate::model::family::common::{
     Activation, Head, Run, attend, causal_forward, eager_mask, position_ids, product_of, rms_norm, rotary_tables,
     rotate, window_mask,
 };
-use crate::model::family::experts::{Experts, Routed};
+use crate::model::family::experts::{Experts, Gate, Routed};
 use crate::model::family::{Built, Dimensions, Model, Parameter, Parameters, dotted_names, matrix, names_of, vector};
 use crate::model::fields::{Fields, MAX_DIMENSION, MAX_HEADS, MAX_LAYERS};
 use crate::recipe::Recipe;
@@ -348,9 +348,12 @@ impl Model for Decoder {
             (12, "up_proj"),
             (14, "down_proj"),
         ];
+        // Adapters named for the MLP go to experts' stacked weights too (peft 0.21, utils/transformers_weight_conversion.py),
+        // which is not modelled.
+        let names = if self.moe.is_some() { &NAMES[..4] } else { &NAMES[..] };
         let mut all = vec![None];
         for i in 0..usize::try_from(self.layers).unwrap_or(0) {
-            all.extend(names_of(&self.layer_shapes(i), &NAMES));
+            all.extend(names_of(&self.layer_shapes(i), names));
         }
         all.push(None);
         if !self.tied {
@@ -422,7 +425,12 @@ impl Model for Decoder {
         None
     }
 
-    fn refusals(&self, _: &Recipe) -> Vec<Issue> {
+    fn refusals(&self, recipe: &Recipe) -> Vec<Issue> {
+        // They are on those of MLPs too, which are not named here.
+        if self.moe.is_some() && recipe.lora.as_ref().is_some_and(crate::recipe::Lora::targets_all) {
+            let what = "adapters on all linear layers of a mixture of experts".into();
+            return vec![Issue::new("recipe.lora.targets", IssueKind::NotModelled { what })];
+        }
         Vec::new()
     }
 
@@ -610,7 +618,13 @@ impl Call {
             drop(probabilities);
             (values, places)
         };
-        let layers = Experts { gate_up: gate_up.clone(), down: down.clone(), activation: p.activation };
+        let layers = Experts {
+            gate_up: gate_up.clone(),
+            down: down.clone(),
+            biases: None,
+            gate: Gate::Of(p.activation),
+            transposed: false,
+        };
         let out = layers.run(t, &flat, &Routed { weights: &weights, experts: &experts });
         drop((logits, weights, experts));
         t.reshape(&out, &[b, s, h])

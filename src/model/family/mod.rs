@@ -4,17 +4,20 @@
 mod bert;
 mod bloom;
 mod common;
+mod deepseek;
 mod experts;
 mod falcon;
 mod gemma;
 mod gpt2;
 mod gpt_neox;
+mod gpt_oss;
 mod llama;
 mod opt;
 mod resnet;
 mod rotary;
 mod t5;
 mod vit;
+mod whisper;
 
 use core::fmt::Debug;
 
@@ -66,6 +69,14 @@ pub trait Model: Debug {
     /// The dotted names of [`Model::parameters`], as in `model.named_parameters()`. Empty: not known for this family.
     fn parameter_names(&self) -> Vec<String> {
         Vec::new()
+    }
+    /// The place of the one parameter that is never trained, if there is one.
+    fn untrained(&self) -> Option<usize> {
+        None
+    }
+    /// Whether the linear layers' weights lie [in, out], as in GPT-2's `Conv1D`.
+    fn linears_lie_in_out(&self) -> bool {
+        false
     }
     /// Whether its attention is known to be plain causal attention, which the math backend can be forced to run.
     fn takes_math_attention(&self) -> bool {
@@ -125,6 +136,10 @@ pub trait Built {
     }
     /// Runs forward on a micro-batch of [`Built::batch`]; returns loss and outputs.
     fn forward(&self, run: &Run, batch: &[Tensor]) -> (Tensor, Tensor);
+    /// What the outputs of the forward just run hold beside the logits.
+    fn take_outputs(&self) -> Option<Tensor> {
+        None
+    }
 }
 
 type Read = fn(&Map<String, Value>) -> Result<Box<dyn Model>, Vec<Issue>>;
@@ -148,6 +163,8 @@ impl Family {
         Self { model_type: "qwen3", architecture: "Qwen3ForCausalLM", read: llama::read_qwen3 },
         Self { model_type: "mixtral", architecture: "MixtralForCausalLM", read: llama::read_mixtral },
         Self { model_type: "qwen3_moe", architecture: "Qwen3MoeForCausalLM", read: llama::read_qwen3_moe },
+        Self { model_type: "gpt_oss", architecture: "GptOssForCausalLM", read: gpt_oss::read },
+        Self { model_type: "deepseek_v3", architecture: "DeepseekV3ForCausalLM", read: deepseek::read },
         Self { model_type: "phi", architecture: "PhiForCausalLM", read: rotary::read_phi },
         Self { model_type: "phi3", architecture: "Phi3ForCausalLM", read: rotary::read_phi3 },
         Self { model_type: "olmo2", architecture: "Olmo2ForCausalLM", read: rotary::read_olmo2 },
@@ -180,6 +197,7 @@ impl Family {
         Self { model_type: "resnet101", architecture: "resnet101", read: resnet::read },
         Self { model_type: "resnet152", architecture: "resnet152", read: resnet::read },
         Self { model_type: "t5", architecture: "T5ForConditionalGeneration", read: t5::read },
+        Self { model_type: "whisper", architecture: "WhisperForConditionalGeneration", read: whisper::read },
         Self { model_type: "vit", architecture: "ViTForImageClassification", read: vit::read },
     ];
 
@@ -243,11 +261,21 @@ impl<'a> Parameters<'a> {
 
     /// The next parameter, allocated unless it has been loaded.
     pub(crate) fn add(&mut self, shape: Shape) -> Tensor {
+        self.add_listed(self.all.len(), shape, self.dtype)
+    }
+
+    /// As [`Parameters::add`] for one that is listed elsewhere than it is made, or has a dtype of its own.
+    pub(crate) fn add_listed(&mut self, place: usize, shape: Shape, dtype: Dtype) -> Tensor {
         let id = u32::try_from(self.all.len()).unwrap_or(u32::MAX);
-        let loaded = self.tape.supplied(self.all.len());
-        let p = loaded.unwrap_or_else(|| Tensor::parameter(self.tape, id, shape, self.dtype));
+        let loaded = self.tape.supplied(place);
+        let p = loaded.unwrap_or_else(|| Tensor::parameter(self.tape, id, shape, dtype));
         self.all.push(p.clone());
         p
+    }
+
+    /// How many there are.
+    pub(crate) fn count(&self) -> usize {
+        self.all.len()
     }
 
     pub(crate) fn finish(self) -> Vec<Tensor> {

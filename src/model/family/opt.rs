@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 use crate::issue::{Issue, IssueKind};
 use crate::model::family::common::{Activation, Head, Run, attend, causal_forward, eager_mask};
-use crate::model::family::{Built, Dimensions, Model, Parameter, Parameters, matrix, vector};
+use crate::model::family::{Built, Dimensions, Model, Parameter, Parameters, matrix, names_of, vector};
 use crate::model::fields::{Fields, MAX_DIMENSION, MAX_HEADS, MAX_LAYERS};
 use crate::recipe::Recipe;
 use crate::step::shape::{Dim, Shape, Symbol};
@@ -170,6 +170,20 @@ impl Model for Opt {
         }
         if !self.tied {
             all.push(of(embed));
+        }
+        all
+    }
+
+    fn linear_names(&self) -> Vec<Option<&'static str>> {
+        const PLACES: [(usize, &str); 6] =
+            [(0, "k_proj"), (2, "v_proj"), (4, "q_proj"), (6, "out_proj"), (10, "fc1"), (12, "fc2")];
+        let mut all = vec![None, None];
+        all.extend(names_of(&self.outer_shapes(), &[(0, "project_out"), (1, "project_in")]));
+        for _ in 0..self.layers {
+            all.extend(names_of(&self.layer_shapes(), &PLACES));
+        }
+        if !self.tied {
+            all.push(Some("lm_head"));
         }
         all
     }

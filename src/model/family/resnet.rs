@@ -189,18 +189,32 @@ impl Model for ResNet {
         let stem = builder.unit(Self::stem());
         tape.set_scope("layers");
         let mut blocks = Vec::new();
+        // A shortcut is made before its block (`_make_layer`, torchvision/models/resnet.py) and listed after it.
+        let mut turned = Vec::new();
         for (i, plan) in (1u32..).zip(self.plans()) {
             tape.set_layer(i);
+            let start = builder.all.count();
+            let early = plan.shortcut.filter(|_| dtype == Dtype::F32).map(|u| builder.unit(u));
+            let middle = builder.all.count();
             let units = plan.units.into_iter().map(|u| builder.unit(u)).collect();
-            blocks.push(Block { units, shortcut: plan.shortcut.map(|u| builder.unit(u)) });
+            let late = plan.shortcut.filter(|_| early.is_none()).map(|u| builder.unit(u));
+            turned.push((start, middle, builder.all.count()));
+            blocks.push(Block { units, shortcut: early.or(late) });
         }
         tape.set_layer(0);
         tape.set_scope("head");
         let head = self.head_shapes().map(|s| builder.parameter(s));
         tape.set_scope(before);
-        Box::new(BuiltResNet { stem, blocks, head, dtype, weights: builder.all.finish() })
+        let mut weights = builder.all.finish();
+        for (start, middle, end) in turned {
+            weights[start..end].rotate_left(middle - start);
+        }
+        Box::new(BuiltResNet { stem, blocks, head, dtype, weights })
     }
 }
+
+/// A unit's tensors that are converted: its weights, and the running mean and variance.
+const TENSORS: usize = 5;
 
 /// Puts parameters and buffers on the tape in registration order. In half precision the model is first built in FP32
 /// and then converted (`Module.to`), tensor by tensor: a new one is made before the old one goes.
@@ -219,12 +233,14 @@ impl<'a> Builder<'a> {
         let mut builder =
             Self { tape, dtype, all: Parameters::new(tape, dtype), unconverted: Vec::new(), counts: Vec::new() };
         if dtype != Dtype::F32 {
-            for unit in model.units() {
-                let channels = vector(Dim::plain(unit.to));
-                for shape in unit.shapes().into_iter().chain([channels, channels]) {
-                    builder.unconverted.push(tape.empty(shape, Dtype::F32, Part::Weights, "parameter"));
-                }
-                builder.counts.push(builder.count());
+            builder.unconverted_unit(ResNet::stem());
+            for plan in model.plans() {
+                let (at, counted) = (builder.unconverted.len(), builder.counts.len());
+                let first = usize::from(plan.shortcut.is_some());
+                plan.shortcut.into_iter().chain(plan.units).for_each(|unit| builder.unconverted_unit(unit));
+                // Converted in the order of registration: the shortcut last.
+                builder.unconverted[at..].rotate_left(first * TENSORS);
+                builder.counts[counted..].rotate_left(first);
             }
             for shape in model.head_shapes() {
                 builder.unconverted.push(tape.empty(shape, Dtype::F32, Part::Weights, "parameter"));
@@ -233,6 +249,14 @@ impl<'a> Builder<'a> {
             builder.counts.reverse();
         }
         builder
+    }
+
+    fn unconverted_unit(&mut self, unit: Unit) {
+        let channels = vector(Dim::plain(unit.to));
+        for shape in unit.shapes().into_iter().chain([channels, channels]) {
+            self.unconverted.push(self.tape.empty(shape, Dtype::F32, Part::Weights, "parameter"));
+        }
+        self.counts.push(self.count());
     }
 
     fn count(&self) -> Tensor {
@@ -267,7 +291,7 @@ struct BuiltUnit {
 
 impl BuiltUnit {
     fn run(&self, t: &Tape, x: &Tensor) -> Tensor {
-        let out = t.conv2d(x, &self.weights[0], None, self.window);
+        let out = t.convolution(x, &self.weights[0], None, self.window);
         t.batch_norm(&out, &self.weights[1], &self.weights[2])
     }
 }

@@ -10,7 +10,7 @@ use crate::model::family::common::{
     Activation, Head, Run, attend, causal_forward, eager_mask, gated_mlp, position_ids, rms_norm, rotary_tables,
     rotate, rotated_parts, window_mask,
 };
-use crate::model::family::{Built, Dimensions, Model, Parameter, Parameters, matrix, vector};
+use crate::model::family::{Built, Dimensions, Model, Parameter, Parameters, matrix, names_of, vector};
 use crate::model::fields::{Fields, MAX_DIMENSION, MAX_HEADS, MAX_LAYERS};
 use crate::recipe::Recipe;
 use crate::step::shape::{Dim, Shape, Symbol};
@@ -233,7 +233,7 @@ impl Decoder {
 }
 
 /// RMSNorm whose product with the weight is in FP32.
-fn olmo_norm(t: &Tape, x: &Tensor, weight: &Tensor) -> Tensor {
+pub(super) fn olmo_norm(t: &Tape, x: &Tensor, weight: &Tensor) -> Tensor {
     let dtype = x.dtype();
     let mut x = t.to(x, Dtype::F32);
     let variance = {
@@ -302,6 +302,39 @@ impl Model for Decoder {
         }
         if self.kind == Kind::Phi {
             all.push(of(vector(self.v())));
+        }
+        all
+    }
+
+    fn linear_names(&self) -> Vec<Option<&'static str>> {
+        let (out, first, last) = match self.kind {
+            Kind::Phi => ("dense", "fc1", "fc2"),
+            Kind::Phi3 | Kind::Olmo2 => ("o_proj", "", "down_proj"),
+            Kind::Starcoder2 => ("o_proj", "c_fc", "c_proj"),
+        };
+        let places = [
+            (at::FUSED_OUT, out),
+            (at::FUSED_QKV, "qkv_proj"),
+            (at::Q, "q_proj"),
+            (at::K, "k_proj"),
+            (at::V, "v_proj"),
+            (at::OUT, out),
+            (at::GATE_UP, "gate_up_proj"),
+            (at::GATE, "gate_proj"),
+            (at::UP, "up_proj"),
+            (at::FIRST, first),
+            (at::LAST, last),
+        ];
+        let mut all = vec![None];
+        for _ in 0..self.layers {
+            all.extend(names_of(&self.layer_shapes(), &places));
+        }
+        all.extend([None].repeat(if self.layer_norms() { 2 } else { 1 }));
+        if !self.tied {
+            all.push(Some("lm_head"));
+        }
+        if self.kind == Kind::Phi {
+            all.push(None);
         }
         all
     }

@@ -231,7 +231,11 @@ impl Model for Vit {
     fn build(&self, tape: &Tape, dtype: Dtype) -> Box<dyn Built> {
         let mut all = Parameters::new(tape, dtype);
         tape.scope("embedding", || {
-            let embedding = self.embedding_shapes().map(|s| all.add(s));
+            // Positions are made after the patches' convolution, and listed before it.
+            let [class, positions, weight, bias] = self.embedding_shapes();
+            let made = [(0, class), (2, weight), (3, bias), (1, positions)];
+            let [class, weight, bias, positions] = made.map(|(place, s)| all.add_listed(place, s, dtype));
+            let embedding = [class, positions, weight, bias];
             tape.set_scope("layers");
             let layers = (1u32..)
                 .take(usize::try_from(self.layers).unwrap_or(usize::MAX))
@@ -244,7 +248,9 @@ impl Model for Vit {
             tape.set_scope("head");
             let head = self.head_shapes().map(|s| all.add(s));
             let plan = Rc::new(self.clone());
-            Box::new(BuiltVit { plan, embedding, layers, head, dtype, weights: all.finish() }) as Box<dyn Built>
+            let mut weights = all.finish();
+            weights[1..4].rotate_right(1);
+            Box::new(BuiltVit { plan, embedding, layers, head, dtype, weights }) as Box<dyn Built>
         })
     }
 }
@@ -309,7 +315,7 @@ impl BuiltVit {
         let [class, positions, weight, bias] = &self.embedding;
         let mut embedded = {
             let window = Window { size: p.patch, stride: p.patch, padding: 0 };
-            let patches = t.conv2d(pixels, weight, Some(bias), window);
+            let patches = t.convolution(pixels, weight, Some(bias), window);
             let flat = t.reshape(&patches, &[run.batch, p.h(), Dim::plain(p.patches())]);
             // The patches' module is what transformers calls the input embedding.
             t.input(t.transpose(&flat, 1, 2))

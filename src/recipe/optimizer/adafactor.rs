@@ -2,7 +2,7 @@
 //! column, of vectors whole, all in the weights' dtype, created at the first step.
 
 use crate::recipe::OptimizerImpl;
-use crate::recipe::optimizer::{List, Slots, each, factored, release, state_of};
+use crate::recipe::optimizer::{List, Slots, by_dtype, each, factored, release, state_of};
 use crate::step::ops::reduce::keepdim;
 use crate::step::tape::Tape;
 use crate::step::tensor::Tensor;
@@ -55,13 +55,15 @@ fn forloop(tape: &Tape, params: &[Tensor]) {
 
 /// `_multi_tensor_adafactor`, group by group, in the order of the groups' first tensors.
 fn foreach(tape: &Tape, params: &[Tensor]) {
-    let (mut one, mut other): (Vec<&Tensor>, Vec<&Tensor>) = params.iter().partition(|p| factored(p).is_some());
-    if params.first().is_some_and(|p| factored(p).is_none()) {
-        core::mem::swap(&mut one, &mut other);
-    }
+    let groups = by_dtype(params).into_iter().flat_map(|group| {
+        let first = group.first().map(|p| factored(p).is_some());
+        let (one, other): (Vec<&Tensor>, Vec<&Tensor>) =
+            group.into_iter().partition(|p| Some(factored(p).is_some()) == first);
+        [one, other]
+    });
     // `updates` names a group's updates until the next group has made its own.
     let mut updates = List::new();
-    for group in [one, other] {
+    for group in groups {
         let Some(first) = group.first() else { continue };
         for p in &group {
             p.enter_layer(tape);
@@ -100,8 +102,12 @@ fn col_norm(tape: &Tape, p: &Tensor) -> Tensor {
     tape.reduced(p, &keepdim(p.shape(), p.shape().rank() - 2), "column norms of gradient")
 }
 
-/// `row_var @ col_var`.
+/// `row_var @ col_var`: of stacks of matrices by a Triton kernel, which needs no workspace
+/// (torch/_native/ops/bmm_outer_product, 2.15).
 fn outer_product(tape: &Tape, p: &Tensor) -> Tensor {
+    if p.shape().rank() > 2 {
+        return like(tape, p, "second moment estimate");
+    }
     tape.product_out(*p.shape(), p, "second moment estimate")
 }
 

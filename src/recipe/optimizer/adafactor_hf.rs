@@ -38,8 +38,9 @@ pub(super) fn step(tape: &Tape, params: &[Tensor], slots: &mut Slots) {
             None => slots[at].push(rms),
         }
         let square = full(tape, p, "square of gradient");
-        held.update.replace(full(tape, p, "square of gradient"));
+        let shifted = full(tape, p, "square of gradient");
         drop(square);
+        held.update.replace(shifted);
         held.update.replace(over_root(tape, p));
         let rms = root_mean_square(tape, p.shape(), Dtype::F32);
         let clip = tape.scalar(Dtype::F32, "clip of update");

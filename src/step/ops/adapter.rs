@@ -13,7 +13,7 @@ impl Tape {
     ///
     /// Over plain weights the input is cast to the pair's dtype first and the sum is cast back; over quantised ones only
     /// without autocast, and what is added is cast back. A 4-bit layer's result is cloned.
-    pub(super) fn adapted(
+    pub(crate) fn adapted(
         &self,
         x: &Tensor,
         weight: &Tensor,

@@ -1,6 +1,7 @@
 //! Scaled dot-product attention by backend, and softmax.
 
 use crate::step::autograd::Recorder;
+use crate::step::checkpoint::Saved;
 use crate::step::ops::efficient_kernel::EfficientKernel;
 use crate::step::ops::pointwise::first;
 use crate::step::shape::{Dim, Shape};
@@ -25,8 +26,10 @@ pub enum SdpaPath {
 pub struct AttentionShape {
     /// Element type of query, key and value.
     pub dtype: Dtype,
-    /// Head size.
+    /// Head size, the larger one where values have their own.
     pub head: u64,
+    /// Whether values have the head size of queries and keys.
+    pub one_head_size: bool,
     /// Whether an explicit mask is given (causal alone is not one).
     pub mask: bool,
     /// Whether probabilities are dropped.
@@ -53,7 +56,7 @@ impl SdpaPath {
             && shape.head.is_multiple_of(8)
         {
             Self::Cudnn
-        } else if half && device.sm >= 80 && shape.head <= 256 && !shape.mask {
+        } else if half && device.sm >= 80 && shape.head <= 256 && shape.one_head_size && !shape.mask {
             Self::Flash
         } else {
             Self::Efficient
@@ -87,12 +90,13 @@ impl Tape {
         let shape = AttentionShape {
             dtype: q.dtype(),
             head: q.dim(3).n.max(v.dim(3).n),
+            one_head_size: q.dim(3).n == v.dim(3).n,
             mask: mask.is_some(),
             dropout: dropout > 0.0,
         };
         match forced.unwrap_or_else(|| SdpaPath::choose(self.device(), self.rules().prefers_cudnn, shape)) {
             SdpaPath::Flash => self.flash(q, k, v, dropout),
-            SdpaPath::Efficient => self.efficient(q, k, v, mask.as_ref(), dropout),
+            SdpaPath::Efficient => self.efficient(q, k, v, mask.map(|mask| self.padded_mask(mask)).as_ref(), dropout),
             SdpaPath::Cudnn => self.cudnn(q, k, v, mask.as_ref()),
             SdpaPath::Math => self.math(q, k, v, dropout),
         }
@@ -119,28 +123,34 @@ impl Tape {
         self.efficient(q, k, v, Some(&bias), dropout)
     }
 
-    /// A boolean mask as `sdpa` adds it to the scores: 0 or −∞ in the query's dtype, its rows padded to a multiple of
-    /// eight (`convert_boolean_attn_mask`, `preprocess_mask` in ATen/native/transformers/attention.cpp).
+    /// A boolean mask as `sdpa` adds it to the scores: 0 or −∞ in the query's dtype (`convert_boolean_attn_mask`,
+    /// ATen/native/transformers/attention.cpp).
     fn additive_mask(&self, mask: &Tensor, dtype: Dtype) -> Tensor {
         let zero = self.scalar(dtype, "attention bias");
         let least = self.scalar(dtype, "attention bias");
         let bias = self.temp(mask.shape().contiguous(), dtype, "attention bias");
         drop(least);
         drop(zero);
+        bias
+    }
+
+    /// A mask with its rows padded to a multiple of eight, as the memory-efficient kernel wants it (`preprocess_mask`,
+    /// ATen/native/transformers/attention.cpp).
+    fn padded_mask(&self, bias: Tensor) -> Tensor {
         let last = bias.shape().rank() - 1;
         let keys = bias.dim(last);
         if keys.n.is_multiple_of(MASK_ALIGNMENT) {
             return bias;
         }
         let padded = bias.shape().narrowed(last, Dim::plain(keys.n.next_multiple_of(MASK_ALIGNMENT))).contiguous();
-        let padded = self.temp(padded, dtype, "attention bias");
+        let padded = self.temp(padded, bias.dtype(), "attention bias");
         padded.alias(padded.shape().narrowed(last, keys))
     }
 
     /// Flash: keeps q, k, v, the output, log-sum-exp and the generator's state.
     fn flash(&self, q: &Tensor, k: &Tensor, v: &Tensor, dropout: f64) -> Tensor {
         let r = Recorder::begin(self, &[q, k, v]);
-        let (sq, sk, sv) = (r.save(q), r.save(k), r.save(v));
+        let inputs = [k, q, v].map(|x| r.save(x));
         let (b, a, s, d) = (q.dim(0), q.dim(1), q.dim(2), q.dim(3));
         let outs = self.computed(&|| {
             let out = self.temp(q.shape().like(), q.dtype(), "attention output");
@@ -165,23 +175,19 @@ impl Tape {
             vec![out, lse, seed, offset]
         });
         let [out, lse, seed, offset] = four(self, outs);
-        let so = r.save(&out);
-        let rest = [r.save(&lse), r.save(&seed), r.save(&offset)];
+        let outputs = [&lse, &out, &seed, &offset].map(|x| Some(r.save(x)));
+        let saved = Kept { bias: None, inputs, outputs };
         drop((lse, seed, offset));
         r.finish(out, move |t, g| {
-            let (Some(g), Some(k), Some(q), Some(v)) = (first(g), sk.unpack(t), sq.unpack(t), sv.unpack(t)) else {
-                return vec![None; 3];
-            };
-            // In the order of their names.
-            let [lse, seed, offset] = &rest;
-            let kept = (lse.unpack(t), so.unpack(t), seed.unpack(t), offset.unpack(t));
+            let kept = saved.unpack(t);
+            let (Some(g), [_, Some(k), Some(q), Some(v), _, out, ..]) = (first(g), &kept) else { return vec![None; 3] };
             // The kernel wants the gradient and the output as [b, s, a, d].
             let rows = |x: &Tensor| {
                 let seen = x.shape().transposed(1, 2);
                 (!seen.is_contiguous()).then(|| t.temp(seen.contiguous(), x.dtype(), "contiguous copy"))
             };
-            let copies = (rows(g), kept.1.as_ref().and_then(rows));
-            let grads = [&q, &k, &v].map(|x| Some(t.temp(x.shape().like(), x.dtype(), "grad of attention")));
+            let copies = (rows(g), out.as_ref().and_then(rows));
+            let grads = [q, k, v].map(|x| Some(t.temp(x.shape().like(), x.dtype(), "grad of attention")));
             let rows = Dim::plain(s.n.next_multiple_of(128));
             let head = Dim::plain(rounded_head(d.n));
             let softmax_d = t.temp(Shape::new(&[b, a, rows]), Dtype::F32, "flash softmax sum");
@@ -194,7 +200,7 @@ impl Tape {
             drop(dq);
             drop(softmax_d);
             drop(copies);
-            drop(kept);
+            release(kept);
             grads.into()
         })
     }
@@ -205,7 +211,7 @@ impl Tape {
         let mut inputs = vec![q, k, v];
         inputs.extend(bias);
         let r = Recorder::begin(self, &inputs);
-        let (sq, sk, sv) = (r.save(q), r.save(k), r.save(v));
+        let inputs = [k, q, v].map(|x| r.save(x));
         let sb = bias.map(|bias| r.save(bias));
         let trained_bias = bias.filter(|bias| bias.requires_grad()).map(|bias| (*bias.shape(), bias.dtype()));
         let (b, a, s, d) = (q.dim(0), q.dim(1), q.dim(2), q.dim(3));
@@ -220,33 +226,28 @@ impl Tape {
                 drop(out);
                 seen
             };
-            // None without a graph (`should_compute_logsumexp`, ATen/native/transformers/attention.cpp).
-            let padded = Dim::plain(if recorded { s.n.next_multiple_of(32) } else { 0 });
-            let lse = self.temp(Shape::new(&[b, a, padded]), Dtype::F32, "log-sum-exp");
+            let padded = Dim::plain(s.n.next_multiple_of(32));
+            // Only where a gradient is wanted (`should_compute_logsumexp`, attention.cpp).
+            let lse = recorded.then(|| self.temp(Shape::new(&[b, a, padded]), Dtype::F32, "log-sum-exp"));
             // Output of heads too large for registers gathers in FP32 (`kNeedsOutputAccumulatorBuffer`).
-            if q.dtype().is_half() && v.dim(3).n > 128 {
+            if q.dtype().is_half() && d.n.max(v.dim(3).n) > 128 {
                 let gathers = self.temp(*out.shape(), Dtype::F32, "attention output in FP32");
                 drop(gathers);
             }
-            let mut outs = vec![out, lse];
-            outs.extend(state.map(|(seed, offset)| [seed, offset]).into_iter().flatten());
-            outs
+            let (seed, offset) = state.unzip();
+            [Some(out), lse, seed, offset].into_iter().flatten().collect()
         });
         let mut outs = outs.into_iter();
-        let (Some(out), Some(lse)) = (outs.next(), outs.next()) else { return q.clone() };
-        let state = outs.next().zip(outs.next());
-        let so = r.save(&out);
-        let lse_saved = r.save(&lse);
-        let state_saved = state.as_ref().map(|(seed, offset)| [r.save(seed), r.save(offset)]);
-        drop((lse, state));
+        let Some(out) = outs.next() else { return q.clone() };
+        let lse = if recorded { outs.next() } else { None };
+        let (seed, offset) = (outs.next(), outs.next());
+        let outputs = [lse.as_ref(), Some(&out), offset.as_ref(), seed.as_ref()].map(|x| x.map(|x| r.save(x)));
+        let saved = Kept { bias: sb, inputs, outputs };
+        drop((lse, seed, offset));
         r.finish(out, move |t, g| {
-            let bias = sb.as_ref().map(|s| s.unpack(t));
-            let (Some(g), Some(k), Some(q), Some(v)) = (first(g), sk.unpack(t), sq.unpack(t), sv.unpack(t)) else {
-                return vec![None; 4];
-            };
-            let (lse, out) = (lse_saved.unpack(t), so.unpack(t));
-            let state = state_saved.as_ref().map(|s| s.each_ref().map(|s| s.unpack(t)));
-            let grads = [&q, &k, &v].map(|x| {
+            let kept = saved.unpack(t);
+            let (Some(g), [_, Some(k), Some(q), Some(v), _, out, ..]) = (first(g), &kept) else { return vec![None; 4] };
+            let grads = [q, k, v].map(|x| {
                 let (b, n, s, d) = (x.dim(0), x.dim(1), x.dim(2), x.dim(3));
                 let grad = t.temp(Shape::new(&[b, s, n, d]), x.dtype(), "grad of attention");
                 Some(grad.alias(grad.shape().transposed(1, 2)))
@@ -280,7 +281,7 @@ impl Tape {
             drop(delta);
             drop(workspace);
             drop(expanded);
-            drop((bias, out, lse, state));
+            release(kept);
             let mut grads: Vec<_> = grads.into();
             grads.push(bias_grad);
             grads
@@ -290,33 +291,32 @@ impl Tape {
     /// cuDNN: as flash; its backward's own workspace is what the frontend asks for, an FP32 query gradient and row sums.
     fn cudnn(&self, q: &Tensor, k: &Tensor, v: &Tensor, bias: Option<&Tensor>) -> Tensor {
         let r = Recorder::begin(self, &[q, k, v]);
-        let (sq, sk, sv) = (r.save(q), r.save(k), r.save(v));
+        let inputs = [k, q, v].map(|x| r.save(x));
         let sb = bias.map(|bias| r.save(bias));
         let (b, a, s, d) = (q.dim(0), q.dim(1), q.dim(2), q.dim(3));
         let recorded = r.recorded();
         let outs = self.computed(&|| {
             let (seed, offset) = (self.scratch(8, "generator state"), self.scratch(8, "generator offset"));
-            let out = self.temp(q.shape().like(), q.dtype(), "attention output");
-            let rows = if recorded { s } else { Dim::plain(0) };
-            let lse = self.temp(Shape::new(&[b, a, rows]), Dtype::F32, "log-sum-exp");
-            vec![out, lse, seed, offset]
+            let out = self.temp(q.shape().narrowed(3, v.dim(3)).like(), q.dtype(), "attention output");
+            // As in `efficient`.
+            let lse = recorded.then(|| self.temp(Shape::new(&[b, a, s]), Dtype::F32, "log-sum-exp"));
+            [Some(out), lse, Some(seed), Some(offset)].into_iter().flatten().collect()
         });
-        let [out, lse, seed, offset] = four(self, outs);
-        let so = r.save(&out);
-        let rest = [r.save(&lse), r.save(&seed), r.save(&offset)];
+        let mut outs = outs.into_iter();
+        let Some(out) = outs.next() else { return q.clone() };
+        let lse = if recorded { outs.next() } else { None };
+        let (seed, offset) = (outs.next(), outs.next());
+        let outputs = [lse.as_ref(), Some(&out), offset.as_ref(), seed.as_ref()].map(|x| x.map(|x| r.save(x)));
+        let saved = Kept { bias: sb, inputs, outputs };
         drop((lse, seed, offset));
         r.finish(out, move |t, g| {
-            let bias = sb.as_ref().map(|s| s.unpack(t));
-            let (Some(_), Some(k), Some(q), Some(v)) = (first(g), sk.unpack(t), sq.unpack(t), sv.unpack(t)) else {
-                return vec![None; 3];
-            };
-            let [lse, seed, offset] = &rest;
-            let kept = (lse.unpack(t), so.unpack(t), seed.unpack(t), offset.unpack(t));
-            let grads = [&q, &k, &v].map(|x| Some(t.temp(x.shape().like(), x.dtype(), "grad of attention")));
+            let kept = saved.unpack(t);
+            let (Some(_), [_, Some(k), Some(q), Some(v), ..]) = (first(g), &kept) else { return vec![None; 3] };
+            let grads = [q, k, v].map(|x| Some(t.temp(x.shape().like(), x.dtype(), "grad of attention")));
             let per_row = Dim::plain(4 * d.n + 4);
             let workspace = t.temp(Shape::new(&[b, a, s, per_row]), Dtype::U8, "attention workspace");
             drop(workspace);
-            drop((bias, kept));
+            release(kept);
             grads.into()
         })
     }
@@ -365,6 +365,31 @@ impl Tape {
 /// The four outputs of an attention kernel.
 fn four(t: &Tape, outs: Vec<Tensor>) -> [Tensor; 4] {
     outs.try_into().unwrap_or_else(|_| [(); 4].map(|()| t.scalar(Dtype::F32, "attention output")))
+}
+
+/// What fused attention keeps, in the order in which it is let go: a bias, keys, queries, values, log-sum-exp, output and
+/// the generator's state (`release_variables` of their nodes, torch/csrc/autograd/generated/Functions.h, 2.15).
+struct Kept {
+    bias: Option<Saved>,
+    inputs: [Saved; 3],
+    outputs: [Option<Saved>; 4],
+}
+
+impl Kept {
+    /// In the order of their names.
+    fn unpack(&self, t: &Tape) -> [Option<Tensor>; 8] {
+        let of = |s: &Option<Saved>| s.as_ref().and_then(|s| s.unpack(t));
+        let bias = of(&self.bias);
+        let [k, q, v] = self.inputs.each_ref().map(|s| s.unpack(t));
+        let [lse, out, offset, seed] = self.outputs.each_ref().map(of);
+        [bias, k, q, v, lse, out, offset, seed]
+    }
+}
+
+/// Lets go what a backward has unpacked: C++'s local names, the last one first.
+fn release(mut kept: [Option<Tensor>; 8]) {
+    kept.reverse();
+    drop(kept);
 }
 
 /// What the rows of a mask are padded to a multiple of (`mem_eff_alignment`, ATen/native/transformers/attention.cpp).

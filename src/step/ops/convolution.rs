@@ -30,11 +30,12 @@ impl Window {
 }
 
 impl Tape {
-    /// `F.conv2d` of x [b, c, h, w] with weight [o, c, k, k]: saves both. On autocast's lower-precision list.
+    /// `F.conv2d` of x [b, c, h, w] with weight [o, c, k, k], or `F.conv1d` of lines: saves both. On autocast's
+    /// lower-precision list.
     ///
     /// cuDNN's own workspace depends on the plan it picks and is not counted.
     #[must_use]
-    pub fn conv2d(&self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, window: Window) -> Tensor {
+    pub fn convolution(&self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, window: Window) -> Tensor {
         let bias = bias.map(|b| self.autocast_lower(b));
         let weight = &self.autocast_lower(weight);
         let x = &self.autocast_lower(x);
@@ -42,8 +43,9 @@ impl Tape {
         inputs.extend(bias.as_ref());
         let r = Recorder::begin(self, &inputs);
         let saved = (r.save(x), r.save(weight));
-        let along = |i: usize| Dim::plain(window.count(x.dim(i).n));
-        let sizes = Shape::new(&[x.dim(0), weight.dim(0), along(2), along(3)]);
+        let mut sizes = vec![x.dim(0), weight.dim(0)];
+        sizes.extend(x.shape().dims()[2..].iter().map(|d| Dim::plain(window.count(d.n))));
+        let sizes = Shape::new(&sizes);
         // The bias is added in place.
         let out = self.temp(sizes, x.dtype(), "convolution");
         let (needs_x, needs_w) = (x.requires_grad(), weight.requires_grad());
@@ -58,8 +60,9 @@ impl Tape {
                 drop(dense);
             }
             if let Some(shape) = bias_shape {
-                let one = Dim::plain(1);
-                let sum = t.sum_over(g, &Shape::new(&[one, shape.dims()[0], one, one]));
+                let mut kept = vec![Dim::plain(1); g.shape().rank()];
+                kept[1] = shape.dims()[0];
+                let sum = t.sum_over(g, &Shape::new(&kept));
                 out[2] = Some(sum.alias(shape));
             }
             out

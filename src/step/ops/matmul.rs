@@ -36,6 +36,9 @@ impl Tape {
     /// `nn.Linear`: weight [out, in].
     #[must_use]
     pub fn linear(&self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Tensor {
+        if self.is_float8(weight) {
+            return self.float8_linear(x, weight, bias);
+        }
         self.adaptable(x, weight, bias, WeightLayout::OutIn)
     }
 
@@ -127,7 +130,7 @@ impl Tape {
 
     /// With a bias: `addmm` over the rows, through cuBLASLt.
     fn linear_bias(&self, x: &Tensor, weight: &Tensor, bias: &Tensor, layout: WeightLayout) -> Tensor {
-        let (weight, x, bias) = match layout {
+        let casts = match layout {
             // F.linear(input, weight, bias): casts bias, weight, input.
             WeightLayout::OutIn => {
                 let bias = self.autocast_lower(bias);
@@ -141,7 +144,7 @@ impl Tape {
                 (weight, x, self.autocast_lower(bias))
             }
         };
-        let (x, weight, bias) = (&x, &weight, &bias);
+        let (weight, x, bias) = (&casts.0, &casts.1, &casts.2);
         let r = Recorder::begin(self, &[bias, x, weight]);
         let sx = r.save_if(weight.requires_grad(), x);
         let sw = r.save_if(x.requires_grad(), weight);
@@ -173,7 +176,14 @@ impl Tape {
             }
             out
         });
-        self.unflatten(out, x)
+        let out = self.unflatten(out, x);
+        // Arguments are let go against the order in which they were cast.
+        let (weight, x, bias) = casts;
+        match layout {
+            WeightLayout::OutIn => drop((x, weight, bias)),
+            WeightLayout::InOut => drop((bias, x, weight)),
+        }
+        out
     }
 
     /// `torch.matmul` of two 4-D tensors [b, n, r, k] × [b, n or 1, k, c]: `bmm` over b × n, operands copied where they

@@ -8,6 +8,7 @@ mod attention;
 mod convolution;
 mod efficient_kernel;
 mod embedding;
+mod float8;
 mod fused_4bit;
 mod image;
 mod loss;
@@ -23,4 +24,6 @@ mod view;
 
 pub use attention::{AttentionShape, SdpaPath};
 pub use convolution::Window;
+pub use float8::FLOAT8_MULTIPLE;
+pub(crate) use matmul::WeightLayout;
 pub(crate) use quantized::{BLOCK, Code, NESTED_BLOCK, Quantized};

@@ -19,35 +19,49 @@ impl Tape {
         let r = Recorder::begin(self, &[x, weight]);
         let sx = r.save_if(weight.requires_grad(), x);
         let sw = r.save_if(x.requires_grad(), weight);
-        let so = r.save(offsets);
+        // Released in this order, and what was unpacked in the reverse one (`GroupedMmBackward0`).
+        let saved = [sw, r.save(offsets), sx];
         let features = weight.dim(if transposed { 2 } else { 1 });
-        let out = self.grouped_out(Shape::new(&[x.dim(0), features]), x.dtype(), weight.dim(0), "grouped matmul");
         let (xshape, wshape) = (*x.shape(), *weight.shape());
+        let experts = weight.dim(0);
+        let each = x.dim(0).n / experts.n.max(1);
+        let out = Shape::new(&[x.dim(0), features]);
+        let out = self.grouped_out(out, x.dtype(), (experts, [each, features.n]), "grouped matmul");
         r.finish(out, move |t, g| {
             let mut out: Grads = vec![None, None];
             let Some(g) = first(g) else { return out };
-            let (x, w, offsets) = (sx.unpack(t), sw.unpack(t), so.unpack(t));
-            let experts = wshape.dims()[0];
+            let [w, offsets, x] = saved.each_ref().map(|s| s.unpack(t));
             if x.is_some() {
-                out[1] = Some(t.grouped_out(wshape, g.dtype(), experts, "grad of experts' weights"));
+                let of = (experts, [1, 2].map(|i| wshape.dims()[i].n));
+                out[1] = Some(t.grouped_out(wshape, g.dtype(), of, "grad of experts' weights"));
             }
             if w.is_some() {
-                out[0] = Some(t.grouped_out(xshape, g.dtype(), experts, "grad of grouped matmul input"));
+                let of = (experts, [each, xshape.dims()[1].n]);
+                out[0] = Some(t.grouped_out(xshape, g.dtype(), of, "grad of grouped matmul input"));
             }
+            drop(x);
             drop(offsets);
+            drop(w);
             out
         })
     }
 
-    fn grouped_out(&self, shape: Shape, dtype: Dtype, experts: Dim, op: &'static str) -> Tensor {
+    /// The result of a product of as many groups as there are experts, each of about `sizes` rows and columns.
+    fn grouped_out(&self, shape: Shape, dtype: Dtype, (experts, sizes): (Dim, [u64; 2]), op: &'static str) -> Tensor {
         let out = self.temp(shape, dtype, op);
-        if dtype == Dtype::Bf16 && matches!(self.device().sm, 90 | 100) && !self.stopped() {
+        // Tensor maps, and on Blackwell what its tile scheduler shares, per multiprocessor: by the tile, which is smaller
+        // where a group is (`dispatch_bf16_grouped_kernel_on_tile_size`; recorded with PyTorch 2.15).
+        let per_multiprocessor = match self.device().sm {
+            90 => 512,
+            100 if sizes.iter().any(|&n| n <= 128) => 5376,
+            100 => 5888,
+            _ => return out,
+        };
+        if dtype == Dtype::Bf16 && !self.stopped() {
             /// Bytes per group: pointers, strides and problem sizes of the product's operands.
             const ARGUMENTS: u64 = 60;
-            /// Bytes per multiprocessor for tensor maps.
-            const TENSOR_MAPS: u64 = 512;
             let arguments = self.scratch(ARGUMENTS * experts.n, "grouped arguments");
-            let maps = self.scratch(TENSOR_MAPS * self.device().multiprocessors, "grouped tensor maps");
+            let maps = self.scratch(per_multiprocessor * self.device().multiprocessors, "grouped tensor maps");
             drop(maps);
             drop(arguments);
         } else if !self.rules().idle_experts {
@@ -64,30 +78,33 @@ impl Tape {
         self.div_in_place(x, &sum)
     }
 
-    /// `x.sum(-1, keepdim=True)`.
+    /// `x.sum(-1, keepdim=True)`. Autocast gives it `dtype=float32` (`fp32_set_opt_dtype`).
     #[must_use]
     pub fn sum_last(&self, x: &Tensor) -> Tensor {
+        let dtype = if self.autocast().is_some() { Dtype::F32 } else { x.dtype() };
         let r = Recorder::begin(self, &[x]);
         let last = x.shape().rank() - 1;
         let whole = x.shape().dims()[last];
-        let out = self.temp(x.shape().narrowed(last, Dim::plain(1)).contiguous(), x.dtype(), "sum");
+        let out = self.temp(x.shape().narrowed(last, Dim::plain(1)).contiguous(), dtype, "sum");
         r.finish(out, move |_, g| vec![first(g).map(|g| g.alias(g.shape().expanded(last, whole)))])
     }
 
     /// `x.div_(y)`.
-    fn div_in_place(&self, x: &Tensor, y: &Tensor) -> Tensor {
+    #[must_use]
+    pub fn div_in_place(&self, x: &Tensor, y: &Tensor) -> Tensor {
         let r = Recorder::begin(self, &[x, y]);
         let before = r.recorded().then(|| self.temp(x.shape().like(), x.dtype(), "copy before division"));
-        let sx = before.as_ref().map(|x| r.save(x));
-        let sy = r.save(y);
+        let saved = [Some(r.save(y)), before.as_ref().map(|x| r.save(x))];
         drop(before);
         let out = x.alias(*x.shape());
         r.finish(out, move |t, g| {
             let mut out: Grads = vec![None, None];
-            let (Some(g), Some(x), Some(y)) = (first(g), sx.as_ref().and_then(|s| s.unpack(t)), sy.unpack(t)) else {
-                return out;
+            let [Some(y), Some(x)] = saved.each_ref().map(|s| s.as_ref().and_then(|s| s.unpack(t))) else { return out };
+            let Some(g) = first(g) else { return out };
+            let of = |a: &[&Tensor]| {
+                let dtype = a.iter().map(|x| x.dtype()).max().unwrap_or(x.dtype());
+                t.elementwise(a, dtype, "grad of division")
             };
-            let of = |a: &[&Tensor]| t.elementwise(a, x.dtype(), "grad of division");
             // −grad × ((x ÷ y) ÷ y), then grad ÷ y.
             let once = of(&[&x, &y]);
             let twice = of(&[&once, &y]);
@@ -97,7 +114,22 @@ impl Tape {
             drop(twice);
             drop(once);
             out[0] = Some(of(&[g, &y]));
+            drop(x);
+            drop(y);
             out
+        })
+    }
+
+    /// `x.gather(-1, places)` of [rows, n]: the places are kept. Backward adds into zeros.
+    #[must_use]
+    pub fn gather(&self, x: &Tensor, places: &Tensor) -> Tensor {
+        let r = Recorder::begin(self, &[x]);
+        let saved = r.save(places);
+        let out = self.temp(places.shape().contiguous(), x.dtype(), "gather");
+        let whole = *x.shape();
+        r.finish(out, move |t, g| {
+            let (Some(g), Some(_places)) = (first(g), saved.unpack(t)) else { return vec![None] };
+            vec![Some(t.temp(whole.contiguous(), g.dtype(), "grad of gather"))]
         })
     }
 

@@ -17,22 +17,24 @@ impl Tape {
         let (sb, sx, sw) = (r.save(bias), r.save(x), r.save(weight));
         let last = x.shape().rank() - 1;
         let stats = x.shape().narrowed(last, Dim::plain(1)).contiguous();
+        let dense = self.contiguous_raw(x);
         let out = self.temp(x.shape().contiguous(), x.dtype(), "layer norm");
         let mean = self.temp(stats, Dtype::F32, "mean");
         let rstd = self.temp(stats, Dtype::F32, "reciprocal deviation");
         let (sm, sr) = (r.save(&mean), r.save(&rstd));
-        drop((mean, rstd));
+        drop((dense, mean, rstd));
         let (wshape, wdtype) = (*weight.shape(), weight.dtype());
         let (needs_x, needs_w, needs_b) = (x.requires_grad(), weight.requires_grad(), bias.requires_grad());
         r.finish(out, move |t, g| {
             let bias = sb.unpack(t);
-            let (Some(_), Some(x)) = (first(g), sx.unpack(t)) else { return vec![None, None, None] };
+            let (Some(g), Some(x)) = (first(g), sx.unpack(t)) else { return vec![None, None, None] };
             let weight = sw.unpack(t);
             let stats = (sm.unpack(t), sr.unpack(t));
+            let dense = [g, &x].map(|x| t.contiguous_raw(x));
             let dx = needs_x.then(|| t.temp(x.shape().contiguous(), x.dtype(), "grad of layer norm"));
             let dw = needs_w.then(|| t.temp(wshape, wdtype, "grad of layer norm weight"));
             let db = needs_b.then(|| t.temp(wshape, wdtype, "grad of layer norm bias"));
-            drop((stats, weight));
+            drop((dense, stats, weight));
             drop((x, bias));
             vec![dx, dw, db]
         })

@@ -15,7 +15,8 @@ impl Tape {
     /// The result of an elementwise operation over `operands`, laid out as `TensorIterator` would.
     pub(crate) fn elementwise(&self, operands: &[&Tensor], dtype: Dtype, op: &'static str) -> Tensor {
         let shape = match operands {
-            [x] => x.shape().ordered_like(&[x.shape()]),
+            [x] => x.shape().like(),
+            [a, b] if a.shape() == b.shape() => a.shape().like(),
             [a, b] => a.shape().broadcast(b.shape()).ordered_like(&[a.shape(), b.shape()]),
             _ => {
                 let shapes: Vec<&Shape> = operands.iter().map(|t| t.shape()).collect();
@@ -80,6 +81,20 @@ impl Tape {
         r.finish(out, move |_, g| {
             let g = first(g);
             vec![g.filter(|_| ga).cloned(), g.filter(|_| gb).cloned()]
+        })
+    }
+
+    /// `a - b`.
+    #[must_use]
+    pub fn sub(&self, a: &Tensor, b: &Tensor) -> Tensor {
+        let r = Recorder::begin(self, &[a, b]);
+        let out = self.elementwise(&[a, b], a.dtype().max(b.dtype()), "difference");
+        let (ga, gb) = (a.requires_grad(), b.requires_grad());
+        r.finish(out, move |t, g| {
+            let Some(g) = first(g) else { return vec![None, None] };
+            // Generated code handles `other` before `self`.
+            let negated = gb.then(|| t.elementwise(&[g], g.dtype(), "grad of difference"));
+            vec![ga.then(|| g.clone()), negated]
         })
     }
 
@@ -281,24 +296,74 @@ impl Tape {
     /// `relu(x)`: saves its result.
     #[must_use]
     pub fn relu(&self, x: &Tensor) -> Tensor {
-        let r = Recorder::begin(self, &[x]);
-        let out = self.elementwise(&[x], x.dtype(), "activation");
-        let s = r.save(&out);
-        r.finish(out, move |t, g| {
-            let (Some(g), Some(y)) = (first(g), s.unpack(t)) else { return vec![None] };
-            vec![Some(t.elementwise(&[g, &y], g.dtype(), "grad of activation"))]
-        })
+        self.saving_its_result(x, ["activation", "grad of activation"])
     }
 
     /// `tanh(x)`: saves its result.
     #[must_use]
     pub fn tanh(&self, x: &Tensor) -> Tensor {
+        self.saving_its_result(x, ["tanh", "grad of tanh"])
+    }
+
+    /// `sigmoid(x)`: saves its result.
+    #[must_use]
+    pub fn sigmoid(&self, x: &Tensor) -> Tensor {
+        self.saving_its_result(x, ["sigmoid", "grad of sigmoid"])
+    }
+
+    fn saving_its_result(&self, x: &Tensor, [op, grad]: [&'static str; 2]) -> Tensor {
         let r = Recorder::begin(self, &[x]);
-        let out = self.elementwise(&[x], x.dtype(), "tanh");
+        let out = self.elementwise(&[x], x.dtype(), op);
         let s = r.save(&out);
         r.finish(out, move |t, g| {
             let (Some(g), Some(y)) = (first(g), s.unpack(t)) else { return vec![None] };
-            vec![Some(t.elementwise(&[g, &y], g.dtype(), "grad of tanh"))]
+            vec![Some(t.elementwise(&[g, &y], g.dtype(), grad))]
+        })
+    }
+
+    /// `x.clamp(…)` from above or on both sides: keeps its input. Backward chooses the gradient or zero.
+    #[must_use]
+    pub fn clamp(&self, x: &Tensor, both: bool) -> Tensor {
+        let r = Recorder::begin(self, &[x]);
+        let s = r.save(x);
+        let out = self.elementwise(&[x], x.dtype(), "clamp");
+        r.finish(out, move |t, g| {
+            let (Some(g), Some(x)) = (first(g), s.unpack(t)) else { return vec![None] };
+            let zero = t.scalar(g.dtype(), "zero");
+            let within = || t.elementwise(&[&x], Dtype::Bool, "within the clamp");
+            let mask = within();
+            let other = both.then(within);
+            let grad = t.elementwise(&[&mask, g], g.dtype(), "grad of clamp");
+            drop((other, mask, zero));
+            vec![Some(grad)]
+        })
+    }
+
+    /// `x.max(-1, keepdim=True).values`: keeps the places. Backward writes the gradient into zeros.
+    #[must_use]
+    pub fn max_last(&self, x: &Tensor) -> Tensor {
+        let r = Recorder::begin(self, &[x]);
+        let whole = *x.shape();
+        let rows = whole.narrowed(whole.rank() - 1, Dim::plain(1)).contiguous();
+        let out = self.temp(rows, x.dtype(), "largest of a row");
+        let places = self.temp(rows, Dtype::I64, "place of the largest");
+        let saved = r.save(&places);
+        drop(places);
+        r.finish(out, move |t, g| {
+            let (Some(g), Some(_places)) = (first(g), saved.unpack(t)) else { return vec![None] };
+            vec![Some(t.temp(whole.contiguous(), g.dtype(), "grad of the largest"))]
+        })
+    }
+
+    /// `x.masked_fill(mask, c)` for a Python number; the mask is kept.
+    #[must_use]
+    pub fn masked_fill(&self, x: &Tensor, mask: &Tensor) -> Tensor {
+        let r = Recorder::begin(self, &[x]);
+        let s = r.save(mask);
+        let out = self.temp(x.shape().like(), x.dtype(), "masked copy");
+        r.finish(out, move |t, g| {
+            let (Some(g), Some(_mask)) = (first(g), s.unpack(t)) else { return vec![None] };
+            vec![Some(t.temp(g.shape().like(), g.dtype(), "grad of masked copy"))]
         })
     }
 

@@ -37,6 +37,14 @@ impl Tape {
         out
     }
 
+    /// The largest value of a tensor of these sizes, found in its own dtype.
+    pub(crate) fn largest(&self, x: &Shape, dtype: Dtype) -> Tensor {
+        let none = Shape::new(&[]);
+        let out = self.temp(none, dtype, "largest value");
+        self.reduce_pieces(Iter { accumulator: dtype.bytes(), ..Iter::new(x, &none, dtype.bytes()) });
+        out
+    }
+
     fn reduce_pieces(&self, iter: Iter) {
         if !iter.fits_32_bits()
             && let Some((first, second)) = iter.halves()
@@ -80,6 +88,8 @@ struct Iter {
     axes: Vec<Axis>,
     /// Bytes per input element.
     element: u64,
+    /// Bytes per partial result.
+    accumulator: u64,
 }
 
 impl Iter {
@@ -100,7 +110,7 @@ impl Iter {
             }
             dense
         });
-        Self { axes, element }
+        Self { axes, element, accumulator: if element == 1 { 1 } else { ACCUMULATOR } }
     }
 
     fn product(&self, reduced: bool) -> u64 {
@@ -182,8 +192,7 @@ fn global_scratch(device: &Device, iter: &Iter) -> Option<(u64, u64)> {
         return None;
     }
     let lanes = if along { 1 } else { width * vector };
-    let accumulator = if iter.element == 1 { 1 } else { ACCUMULATOR };
-    Some((accumulator.checked_mul(outputs)?.checked_mul(blocks * lanes)?, 4 * grid))
+    Some((iter.accumulator.checked_mul(outputs)?.checked_mul(blocks * lanes)?, 4 * grid))
 }
 
 /// Outputs that a thread takes at once: as many of 4 as every stride and the fastest kept dimension allow.

@@ -84,6 +84,16 @@ impl Tape {
         self.index_along(x, 0, indices)
     }
 
+    /// `table[indices]` for indices of several dimensions: [`Tape::index_rows`] of them in a row.
+    #[must_use]
+    pub fn index_table(&self, table: &Tensor, indices: &Tensor) -> Tensor {
+        let flat = indices.shape().dims().iter().copied().reduce(Dim::times).unwrap_or(Dim::plain(1));
+        let rows = self.index_rows(table, &indices.alias(Shape::new(&[flat])));
+        let mut sizes = indices.shape().dims().to_vec();
+        sizes.push(table.dim(1));
+        self.reshape(&rows, &sizes)
+    }
+
     /// `x[..., [i], ...]` along dimension `at`: a list of one index, which is copied to the device.
     #[must_use]
     pub fn index_one(&self, x: &Tensor, at: usize) -> Tensor {

@@ -2,7 +2,7 @@
 
 use crate::step::autograd::Recorder;
 use crate::step::ops::pointwise::first;
-use crate::step::shape::Dim;
+use crate::step::shape::{Dim, Shape};
 use crate::step::tape::Tape;
 use crate::step::tensor::{Dtype, Tensor};
 
@@ -66,6 +66,40 @@ impl Tape {
         r.finish(out, move |t, g| vec![first(g).map(|g| t.temp(whole.contiguous(), g.dtype(), "grad of slice"))])
     }
 
+    /// `x[..., ::2]` along dimension `i`, or the elements between. Backward as of [`Tape::slice`].
+    #[must_use]
+    pub fn every_second(&self, x: &Tensor, i: usize) -> Tensor {
+        let r = Recorder::begin(self, &[x]);
+        let whole = *x.shape();
+        let out = x.alias(x.shape().halved(i));
+        r.finish(out, move |t, g| vec![first(g).map(|g| t.temp(whole.contiguous(), g.dtype(), "grad of slice"))])
+    }
+
+    /// `x[..., part].copy_(from)` along dimension `i`, as what `x` is from then on (`CopySlices`,
+    /// torch/csrc/autograd/functions/tensor.cpp): backward copies the gradient whole, takes the part's out of it and zeroes
+    /// it there.
+    #[must_use]
+    pub fn copy_into(&self, x: &Tensor, i: usize, from: &Tensor) -> Tensor {
+        let r = Recorder::begin(self, &[x, from]);
+        let part = from.dim(i);
+        let (needs_x, dtype) = (x.requires_grad(), from.dtype());
+        let whole = *x.shape();
+        let out = x.alias(whole);
+        r.finish(out, move |t, g| {
+            let Some(g) = first(g) else { return vec![None, None] };
+            let result = t.temp(whole, g.dtype(), "grad of copy");
+            let of_part = || t.temp(whole.narrowed(i, part).like(), g.dtype(), "grad of copied part");
+            let mut grad = of_part();
+            // What the copy lets through to what it overwrote: zeros.
+            let zeros = needs_x.then(of_part);
+            if grad.dtype() != dtype {
+                grad = t.cast_raw(&grad, dtype);
+            }
+            drop(zeros);
+            vec![needs_x.then_some(result), Some(grad)]
+        })
+    }
+
     /// `x.select(i, 0)`: one element along dimension `i`, the dimension gone. Backward writes the gradient into zeros
     /// of the whole.
     #[must_use]
@@ -79,14 +113,27 @@ impl Tape {
     /// `x.split(part, dim=i)` into `n` equal views; the backward joins the gradients in one tensor.
     #[must_use]
     pub fn split(&self, x: &Tensor, i: usize, part: Dim, n: u64) -> Vec<Tensor> {
+        let parts: Vec<Dim> = (0..n).map(|_| part).collect();
+        self.split_into(x, i, &parts)
+    }
+
+    /// [`Tape::split`] into two parts of their own sizes.
+    #[must_use]
+    pub fn split_in_two(&self, x: &Tensor, i: usize, parts: [Dim; 2]) -> [Tensor; 2] {
+        let mut outs = self.split_into(x, i, &parts).into_iter();
+        [(); 2].map(|()| outs.next().unwrap_or_else(|| x.clone()))
+    }
+
+    fn split_into(&self, x: &Tensor, i: usize, parts: &[Dim]) -> Vec<Tensor> {
         let r = Recorder::begin(self, &[x]);
         let whole = *x.shape();
-        let outs = (0..n).map(|_| x.alias(x.shape().narrowed(i, part))).collect();
+        let outs: Vec<Tensor> = parts.iter().map(|part| x.alias(x.shape().narrowed(i, *part))).collect();
+        let shapes: Vec<Shape> = outs.iter().map(|out| out.shape().contiguous()).collect();
         let dtype = x.dtype();
         r.finish_many(outs, move |t, g| {
             // Absent gradients are zeros of the part's sizes; then one concatenation.
-            let shape = whole.narrowed(i, part).contiguous();
-            let zeros: Vec<Tensor> = g.iter().filter(|g| g.is_none()).map(|_| t.temp(shape, dtype, "zeros")).collect();
+            let absent = g.iter().zip(&shapes).filter(|(g, _)| g.is_none());
+            let zeros: Vec<Tensor> = absent.map(|(_, shape)| t.temp(*shape, dtype, "zeros")).collect();
             let out = t.temp(whole.contiguous(), dtype, "grad of split");
             drop(zeros);
             vec![Some(out)]
@@ -168,9 +215,15 @@ impl Tape {
     /// `x.expand(...)` along dimension `i` of size 1. Backward sums over it.
     #[must_use]
     pub fn expand(&self, x: &Tensor, i: usize, dim: Dim) -> Tensor {
+        self.expand_along(x, &[(i, dim)])
+    }
+
+    /// [`Tape::expand`] along several dimensions at once.
+    #[must_use]
+    pub fn expand_along(&self, x: &Tensor, to: &[(usize, Dim)]) -> Tensor {
         let r = Recorder::begin(self, &[x]);
         let before = *x.shape();
-        let out = x.alias(x.shape().expanded(i, dim));
+        let out = x.alias(to.iter().fold(before, |shape, (i, dim)| shape.expanded(*i, *dim)));
         r.finish(out, move |t, g| vec![first(g).map(|g| t.sum_to(g, &before))])
     }
 }

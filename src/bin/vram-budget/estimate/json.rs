@@ -31,7 +31,7 @@ pub(super) fn print(
         "binding": estimate.bill.binding,
         "tiers": estimate.tiers,
         "parts": parts(&estimate.bill),
-        "bill": estimate.bill,
+        "bill": bill(&estimate.bill),
         "parameters": estimate.parameters,
         "readings": estimate.readings,
         "on_card": estimate.on_card,
@@ -56,6 +56,15 @@ fn parts(bill: &Bill) -> Map<String, Value> {
         Instant::ALL.into_iter().map(|i| (name(&i), json!(bill.column(i).parts.get(part)))).collect::<Map<_, _>>()
     };
     Part::ALL.into_iter().map(|part| (name(&part), Value::Object(of(part)))).collect()
+}
+
+/// The bill with every cell opened.
+fn bill(bill: &Bill) -> Value {
+    let columns = bill.columns.iter().map(|column| {
+        let cells = Part::ALL.map(|part| bill.cell(part, column.instant));
+        json!({ "instant": column.instant, "parts": column.parts, "cells": cells })
+    });
+    json!({ "columns": columns.collect::<Value>(), "binding": bill.binding, "symbols": bill.symbols })
 }
 
 /// An enum's name in documents.

@@ -4,20 +4,20 @@ use std::rc::Rc;
 
 use crate::bill::Instant;
 use crate::issue::{Issue, IssueKind};
-use crate::model::family::common::{Run, eager_mask};
+use crate::model::family::common::{Run, eager_mask, refuse_other_checkpointing};
 use crate::model::family::t5::attention::{Attended, Attention, Over};
 use crate::model::family::t5::{LayerShapes, T5};
 use crate::model::family::{Built, Parameters, matrix, vector};
-use crate::recipe::{Attention as Implementation, Checkpointing, Recipe, SdpaBackend};
+use crate::recipe::{Attention as Implementation, Recipe, SdpaBackend};
 use crate::step::shape::{Dim, Shape};
 use crate::step::tape::Tape;
 use crate::step::tensor::{Dtype, Tensor};
 
 /// Forced backends that cannot take a bias, and `math`.
 pub(super) fn refusals(recipe: &Recipe) -> Vec<Issue> {
-    if !matches!(recipe.checkpointing, Checkpointing::None | Checkpointing::Full) {
-        let what = "this checkpointing of an encoder and a decoder".into();
-        return vec![Issue::new("recipe.checkpointing", IssueKind::NotModelled { what })];
+    let checkpointing = refuse_other_checkpointing(recipe);
+    if !checkpointing.is_empty() {
+        return checkpointing;
     }
     let eager = recipe.attention == Some(Implementation::Eager);
     match recipe.sdpa_backend {
