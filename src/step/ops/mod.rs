@@ -24,6 +24,6 @@ mod view;
 
 pub use attention::{AttentionShape, SdpaPath};
 pub use convolution::Window;
-pub(crate) use matmul::WeightLayout;
 pub use float8::FLOAT8_MULTIPLE;
+pub(crate) use matmul::WeightLayout;
 pub(crate) use quantized::{BLOCK, Code, NESTED_BLOCK, Quantized};
