@@ -156,9 +156,10 @@ impl Tape {
         leaf
     }
 
-    /// Keeps what an autograd function holds as an attribute of its own, which backward does not release.
+    /// Keeps what an autograd function holds as an attribute of its own, which backward does not release. What runs again
+    /// during backward has a graph that ends there.
     pub(crate) fn hold(&self, tensor: &Tensor) {
-        if !self.0.hooks.borrow().recomputing() {
+        if !self.0.hooks.borrow().recomputing() && !self.0.backward_thread.get() {
             self.0.graph_leaves.borrow_mut().push(tensor.clone());
         }
     }
