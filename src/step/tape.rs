@@ -168,8 +168,16 @@ impl Tape {
         leaf
     }
 
-    /// Keeps what an autograd function holds as an attribute of its own, which backward does not release.
+    /// Keeps what an autograd function holds as an attribute of its own, which backward does not release. What runs again
+    /// during backward has a graph that ends there.
     pub(crate) fn hold(&self, tensor: &Tensor) {
+        if !self.0.hooks.borrow().recomputing() && !self.0.backward_thread.get() {
+            self.0.graph_leaves.borrow_mut().push(tensor.clone());
+        }
+    }
+
+    /// Keeps `tensor` as long as the graph, which holds it beside what backward releases; a recomputation's does not last.
+    pub(crate) fn keep_with_graph(&self, tensor: &Tensor) {
         if !self.0.hooks.borrow().recomputing() {
             self.0.graph_leaves.borrow_mut().push(tensor.clone());
         }
