@@ -8,7 +8,7 @@ use crate::issue::{Issue, IssueKind};
 use crate::machine::{Capability, Hardware};
 use crate::model::{Model, ModelSource, ReadModel, presets, read_config};
 use crate::plan::{Framework, Plan};
-use crate::recipe::{Precision, SdpaBackend};
+use crate::recipe::{Loss, Precision, SdpaBackend};
 use crate::rule_of_thumb::{Thumb, rule_of_thumb};
 use crate::step::capacity::{SmallestCard, completes, smallest_card};
 use crate::step::ops::FLOAT8_MULTIPLE;
@@ -114,6 +114,11 @@ impl Job {
         issues.extend(versions::issues(&plan.framework, &plan.recipe, family));
         if let Some(read) = &model {
             issues.extend(read.model.refusals(&plan.recipe));
+            issues.extend(crate::step::freeze::issues(read.model.as_ref(), &plan.recipe));
+            if plan.recipe.loss != Loss::Hf && !read.model.is_causal_lm() {
+                let what = format!("another way to compute the loss of {}", read.model.family());
+                issues.push(Issue::new("recipe.loss", IssueKind::NotModelled { what }));
+            }
             if plan.recipe.sdpa_backend == Some(SdpaBackend::Math) && !read.model.takes_math_attention() {
                 let what = format!("the math backend of scaled_dot_product_attention in {}", read.model.family());
                 issues.push(Issue::new("recipe.sdpa_backend", IssueKind::NotModelled { what }));

@@ -9,7 +9,7 @@ use crate::estimate::Note;
 use crate::issue::{Issue, IssueKind};
 use crate::model::Model;
 use crate::plan::{Framework, Version};
-use crate::recipe::{Attention, OptimizerImpl, Recipe, ZeroGrad};
+use crate::recipe::{Attention, Checkpointing, OptimizerImpl, Recipe, ZeroGrad};
 
 /// A library whose version is part of the plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -468,6 +468,13 @@ pub fn issues(framework: &Framework, recipe: &Recipe, family: Option<&str>) -> V
     if rules.no_sdpa && recipe.attention == Some(Attention::Sdpa) {
         let what = "scaled_dot_product_attention before PyTorch 2.0".into();
         issues.push(Issue::new("recipe.attention", IssueKind::NotModelled { what }));
+    }
+    // Before, layers take their masks and tables as positional arguments, which these two keep otherwise.
+    if matches!(recipe.checkpointing, Checkpointing::Reentrant | Checkpointing::FullOffload)
+        && framework.transformers < Version(5, 0)
+    {
+        let what = "this checkpointing before transformers 5.0".into();
+        issues.push(Issue::new("recipe.checkpointing", IssueKind::NotModelled { what }));
     }
     issues
 }

@@ -2,39 +2,72 @@
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::collections::BTreeMap;
+use std::sync::LazyLock;
 
 use vram_budget::estimate::estimate;
 use vram_budget::measure::{Case, Figure, ReadingName};
+use vram_budget::plan::Plan;
 use vram_budget::units::Bytes;
 
-/// The figures that a user plans with.
+/// The figures that a user plans with: the allocated and the reserved peak.
 const FIGURES: [ReadingName; 2] = [ReadingName::MaxAllocated, ReadingName::MaxReserved];
 
-/// What people run beside plain training (`recipes.jsonl`, and fresh steps with adapters), where it is not refused: no allocated peak is more than 8 % off,
-/// and nine in ten of them are right to the byte.
-#[test]
-fn every_recipe_that_is_not_refused_is_predicted() {
-    let (mut predicted, mut exact, mut wrong) = (0, 0, Vec::new());
-    let tables = [include_str!("data/training-steps/recipes.jsonl"), include_str!("data/training-steps/fresh-3.jsonl")];
-    for line in tables.into_iter().flat_map(str::lines) {
+/// A case that is predicted.
+struct Judged {
+    id: String,
+    family: String,
+    plan: Plan,
+    ours: [Bytes; 2],
+    measured: [Bytes; 2],
+}
+
+impl Judged {
+    /// By how much a figure is off, as a share of what was measured.
+    fn error(&self, figure: usize) -> f64 {
+        let (ours, measured) = (self.ours[figure].as_f64(), self.measured[figure].as_f64());
+        (ours - measured).abs() / measured
+    }
+
+    fn line(&self, figure: usize) -> String {
+        format!("{} {:?} {:#} measured {:#}", self.id, FIGURES[figure], self.ours[figure], self.measured[figure])
+    }
+}
+
+/// Predicts the cases of a table that are modelled and completed.
+fn judge(table: &str) -> Vec<Judged> {
+    let mut judged = Vec::new();
+    for line in table.lines() {
         let case = Case::read(line).unwrap();
-        let Ok(plan) = &case.plan else { continue };
+        let Ok(plan) = case.plan else { continue };
         if case.out_of_memory {
             continue;
         }
-        let Ok(estimate) = estimate(plan) else { continue };
-        let ours = estimate.readings.unwrap().max_allocated;
-        let of_case = |r: &&vram_budget::measure::Reading| r.name == ReadingName::MaxAllocated;
-        let Figure::Bytes(measured) = case.readings.iter().find(of_case).unwrap().figure else { panic!() };
-        let measured = Bytes(u64::try_from(measured).unwrap());
-        predicted += 1;
-        exact += usize::from(ours == measured);
-        if (ours.as_f64() - measured.as_f64()).abs() / measured.as_f64() > 0.08 {
-            wrong.push(format!("{} {ours:#} measured {measured:#}", case.id));
-        }
+        let Ok(estimate) = estimate(&plan) else { continue };
+        let readings = estimate.readings.unwrap();
+        let measured = FIGURES.map(|name| {
+            let reading = case.readings.iter().find(|r| r.name == name).unwrap();
+            let Figure::Bytes(measured) = reading.figure else { panic!("{} has bytes", case.id) };
+            Bytes(u64::try_from(measured).unwrap())
+        });
+        let ours = [readings.max_allocated, readings.max_reserved];
+        judged.push(Judged { id: case.id, family: case.family, plan, ours, measured });
     }
+    judged
+}
+
+static CASES: LazyLock<Vec<Judged>> = LazyLock::new(|| judge(include_str!("data/training-steps/cases.jsonl")));
+static RECIPES: LazyLock<Vec<Judged>> = LazyLock::new(|| judge(include_str!("data/training-steps/recipes.jsonl")));
+
+/// What people run beside plain training (`recipes.jsonl`, and fresh steps with adapters), where it is not refused: no
+/// allocated peak is more than 8 % off, and nine in ten of them are right to the byte.
+#[test]
+fn every_recipe_that_is_not_refused_is_predicted() {
+    let adapters = judge(include_str!("data/training-steps/fresh-3.jsonl"));
+    let cases = || RECIPES.iter().chain(&adapters);
+    let wrong: Vec<_> = cases().filter(|c| c.error(0) > 0.08).map(|c| c.line(0)).collect();
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-    assert!(predicted >= RECIPES, "{predicted} predicted");
+    let (predicted, exact) = (cases().count(), cases().filter(|c| c.ours[0] == c.measured[0]).count());
+    assert!(predicted >= MODELLED_RECIPES, "{predicted} predicted");
     assert!(exact * 10 >= predicted * 9, "{exact} of {predicted} to the byte");
 }
 
@@ -66,48 +99,60 @@ fn older_versions_are_predicted() {
 }
 
 /// So many of the recipes are modelled, at least.
-const RECIPES: usize = 173 + 78;
+const MODELLED_RECIPES: usize = 246 + 78;
+
+/// Of measured pairs that differ in one lever, the predicted saving is within 3 % or 8 MiB of the measured one.
+#[test]
+fn what_a_lever_saves_is_predicted() {
+    const LEVERS: [&str; 7] = ["checkpointing", "optimizer", "lora", "quantization", "loss", "freeze", "attention"];
+    for lever in LEVERS {
+        let mut alike: BTreeMap<String, Vec<&Judged>> = BTreeMap::new();
+        for case in CASES.iter().chain(RECIPES.iter()) {
+            let mut plan = serde_json::to_value(&case.plan).unwrap();
+            plan["recipe"].as_object_mut().unwrap().remove(lever);
+            alike.entry(plan.to_string()).or_default().push(case);
+        }
+        let (mut pairs, mut wrong) = (0, Vec::new());
+        for cases in alike.values() {
+            for (i, a) in cases.iter().enumerate() {
+                for b in cases[i + 1..].iter().filter(|b| b.plan.recipe != a.plan.recipe) {
+                    let saving = |of: fn(&Judged) -> Bytes| of(a).as_f64() - of(b).as_f64();
+                    let (ours, measured) = (saving(|c| c.ours[0]), saving(|c| c.measured[0]));
+                    pairs += 1;
+                    if (ours - measured).abs() > (0.03 * measured.abs()).max(8.0 * 1024.0 * 1024.0) {
+                        wrong.push(format!("{} and {}: {ours} measured {measured}", a.id, b.id));
+                    }
+                }
+            }
+        }
+        println!("{lever}: {pairs} pairs, {} wrong", wrong.len());
+        assert!(pairs > 0, "{lever}");
+        assert!(wrong.len() * 20 <= pairs, "{lever}: {} of {pairs}\n{}", wrong.len(), wrong.join("\n"));
+    }
+}
 
 /// Allocated peaks are right to 0.3 %, reserved ones to 1.5 %, for every case of every family and recipe that is
 /// modelled. A case beyond that is a rule that is missing: refuse it or find the rule.
 #[test]
 fn every_case_that_is_not_refused_is_predicted() {
-    let mut predicted: BTreeMap<String, (usize, usize)> = BTreeMap::new();
-    let mut wrong = Vec::new();
     let tables = [
-        include_str!("data/training-steps/cases.jsonl"),
         include_str!("data/training-steps/workspace-kept.jsonl"),
         include_str!("data/training-steps/fresh-31.jsonl"),
         include_str!("data/training-steps/fresh-32.jsonl"),
         include_str!("data/training-steps/fresh-33.jsonl"),
     ];
-    for line in tables.into_iter().flat_map(str::lines) {
-        let case = Case::read(line).unwrap();
-        let Ok(plan) = &case.plan else { continue };
-        if case.out_of_memory {
-            continue;
-        }
-        let Ok(estimate) = estimate(plan) else { continue };
-        let readings = estimate.readings.unwrap();
-        let mut exact = true;
-        for name in FIGURES {
-            let Figure::Bytes(measured) = case.readings.iter().find(|r| r.name == name).unwrap().figure else {
-                panic!()
-            };
-            let measured = Bytes(u64::try_from(measured).unwrap());
-            let (ours, most) = match name {
-                ReadingName::MaxAllocated => (readings.max_allocated, 0.003),
-                _ => (readings.max_reserved, 0.015),
-            };
-            exact &= ours == measured;
-            let error = (ours.as_f64() - measured.as_f64()).abs() / measured.as_f64();
-            if error > most {
-                wrong.push(format!("{} {name:?} {ours:#} measured {measured:#}", case.id));
+    let others: Vec<_> = tables.into_iter().flat_map(judge).collect();
+    let mut predicted: BTreeMap<&str, (usize, usize)> = BTreeMap::new();
+    let mut wrong = Vec::new();
+    for case in CASES.iter().chain(&others) {
+        for (figure, most) in [(0, 0.003), (1, 0.015)] {
+            if case.error(figure) > most {
+                wrong.push(case.line(figure));
             }
         }
-        let seen = predicted.entry(case.family).or_default();
+        let seen = predicted.entry(&case.family).or_default();
         seen.0 += 1;
-        seen.1 += usize::from(exact);
+        seen.1 += usize::from(case.ours == case.measured);
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     for (family, least) in [

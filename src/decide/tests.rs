@@ -334,9 +334,7 @@ fn a_remedy_in_place_is_not_offered_again() {
 fn a_change_that_cannot_be_walked_is_no_remedy() {
     let walk = |plan: &Plan| match plan.recipe.checkpointing {
         Checkpointing::None => responsive(plan),
-        Checkpointing::Full => {
-            Err(vec![Issue::new("recipe.checkpointing", IssueKind::NotModelled { what: "this".into() })])
-        }
+        _ => Err(vec![Issue::new("recipe.checkpointing", IssueKind::NotModelled { what: "this".into() })]),
     };
     let decision = decide_with(&plan(20), &walk).unwrap();
     assert!(decision.remedies.iter().all(|r| r.id != RemedyId::Checkpointing));

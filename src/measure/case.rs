@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 use crate::issue::{Issue, IssueKind};
 use crate::machine::{CustomGpu, GpuChoice, Machine};
-use crate::measure::{Figure, Reading, ReadingName, Scope, StepReading, Which};
+use crate::measure::{EvalReading, Figure, Reading, ReadingName, Scope, StepReading, Which};
 use crate::model::ModelSource;
 use crate::plan::{Framework, PLAN_VERSION, Plan, Policy, Version};
 use crate::recipe::{Optimizer, Recipe};
@@ -197,6 +197,11 @@ fn readings(result: &Map<String, Value>) -> Vec<Reading> {
         ReadingName::MaxReserved,
     ] {
         add(name, whole(result, &name.to_string()));
+    }
+    if let Some(Value::Object(eval)) = result.get("eval") {
+        for reading in EvalReading::ALL {
+            add(ReadingName::Eval(reading), whole(eval, reading.name()));
+        }
     }
     for which in Which::ALL {
         let Some(Value::Object(step)) = result.get(which.name()) else { continue };

@@ -10,4 +10,4 @@ pub use case::Case;
 pub use document::{Environment, Gpu, MEASUREMENT_VERSION, Measurement, Producer};
 pub use error::ImportError;
 pub use format::{FormatId, Imported, MAX_TEXT, import, import_in};
-pub use reading::{Figure, Reading, ReadingName, Scope, StepReading, TierName, Unit, Which};
+pub use reading::{EvalReading, Figure, Reading, ReadingName, Scope, StepReading, TierName, Unit, Which};

@@ -144,6 +144,35 @@ pub enum StepReading {
     Peak,
 }
 
+/// What is read at an evaluation after the steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum EvalReading {
+    /// Before it.
+    Base,
+    /// Growth over it.
+    Delta,
+    /// Highest during it.
+    Peak,
+    /// Reserved at its end.
+    Reserved,
+}
+
+impl EvalReading {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Base, Self::Delta, Self::Peak, Self::Reserved];
+
+    /// The name in documents.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Base => "base",
+            Self::Delta => "delta",
+            Self::Peak => "peak",
+            Self::Reserved => "reserved",
+        }
+    }
+}
+
 /// The name of a reading, as documents write it: `base`, `max_allocated`, `first.forward_peak`, `steady.step_delta`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ReadingName {
@@ -171,6 +200,8 @@ pub enum ReadingName {
     OptimizerState,
     /// The optimizer's states in host or managed memory.
     OptimizerStateHost,
+    /// A reading of the evaluation after the steps.
+    Eval(EvalReading),
     /// Highest allocated over the run.
     MaxAllocated,
     /// Highest reserved over the run.
@@ -265,7 +296,8 @@ impl ReadingName {
     /// Every name, in the order of a run.
     pub fn all() -> impl Iterator<Item = Self> {
         let of_steps = Which::ALL.into_iter().flat_map(|w| StepReading::ALL.into_iter().map(move |r| Self::Step(w, r)));
-        Self::LOADING.into_iter().chain([Self::Params, Self::Base]).chain(of_steps).chain([
+        let of_eval = EvalReading::ALL.into_iter().map(Self::Eval);
+        Self::LOADING.into_iter().chain([Self::Params, Self::Base]).chain(of_steps).chain(of_eval).chain([
             Self::OptimizerState,
             Self::OptimizerStateHost,
             Self::MaxAllocated,
@@ -278,7 +310,7 @@ impl ReadingName {
     pub const fn is_delta(self) -> bool {
         match self {
             Self::Step(_, reading) => reading.is_delta(),
-            other => matches!(other, Self::PrepareDelta),
+            other => matches!(other, Self::PrepareDelta | Self::Eval(EvalReading::Delta)),
         }
     }
 }
@@ -296,6 +328,7 @@ impl fmt::Display for ReadingName {
             Self::Params => f.write_str("params"),
             Self::Base => f.write_str("base"),
             Self::Step(which, reading) => write!(f, "{}.{}", which.name(), reading.name()),
+            Self::Eval(reading) => write!(f, "eval.{}", reading.name()),
             Self::OptimizerState => f.write_str("optimizer_state"),
             Self::OptimizerStateHost => f.write_str("optimizer_state_host"),
             Self::MaxAllocated => f.write_str("max_allocated"),

@@ -1,7 +1,7 @@
 //! The ranges within which a recipe is walked, and the checks that need no model.
 
 use crate::issue::{Issue, IssueKind};
-use crate::recipe::{Ema, MAX_LORA_RANK, OptimizerName, Precision, Recipe};
+use crate::recipe::{Checkpointing, Ema, Loss, MAX_LORA_RANK, OptimizerName, Precision, Recipe};
 use crate::step::ops::FLOAT8_MULTIPLE;
 
 /// The most sequences per micro-batch.
@@ -10,6 +10,8 @@ pub const MAX_MICRO_BATCH: u64 = 1 << 20;
 pub const MAX_SEQ_LEN: u64 = 1 << 24;
 /// The most micro-batches per step.
 pub const MAX_GRAD_ACCUM: u64 = 1 << 20;
+/// The most pieces that the loss is computed in.
+pub const MAX_LOSS_CHUNKS: u64 = 1024;
 
 impl Recipe {
     /// Everything that is wrong with the recipe by itself.
@@ -25,6 +27,18 @@ impl Recipe {
             if !(1..=max).contains(&found) {
                 issues.push(Issue::new(field, IssueKind::OutOfRange { min: 1, max, found: found.to_string() }));
             }
+        }
+        if self.checkpointing == Checkpointing::Every(0) {
+            let kind = IssueKind::OutOfRange { min: 1, max: MAX_SEQ_LEN, found: "0".into() };
+            issues.push(Issue::new("recipe.checkpointing", kind));
+        }
+        let (pieces, max) = match self.loss {
+            Loss::Hf => (1, 1),
+            Loss::Chunked(n) => (n, MAX_LOSS_CHUNKS),
+            Loss::LogitsToKeep(n) => (n, self.seq_len),
+        };
+        if !(1..=max).contains(&pieces) {
+            issues.push(Issue::new("recipe.loss", IssueKind::OutOfRange { min: 1, max, found: pieces.to_string() }));
         }
         if let Some(lora) = &self.lora {
             if !(1..=MAX_LORA_RANK).contains(&lora.r) {

@@ -1,5 +1,6 @@
 //! How the model is trained: precision, optimizer, attention, checkpointing, batch.
 
+mod activation;
 mod adapter;
 mod limits;
 pub mod optimizer;
@@ -7,8 +8,9 @@ mod quantization;
 
 use serde::{Deserialize, Serialize};
 
+pub use activation::{Checkpointing, Loss};
 pub use adapter::{ALL_LINEAR, FloatName, Lora, LoraBias, MAX_LORA_RANK};
-pub use limits::{MAX_GRAD_ACCUM, MAX_MICRO_BATCH, MAX_SEQ_LEN};
+pub use limits::{MAX_GRAD_ACCUM, MAX_LOSS_CHUNKS, MAX_MICRO_BATCH, MAX_SEQ_LEN};
 pub use optimizer::{Optimizer, OptimizerImpl, OptimizerName, ScaleType};
 pub use quantization::{Load, QuantKind, Quantization};
 
@@ -60,6 +62,14 @@ pub struct Recipe {
     pub keep_outputs: bool,
     /// What `zero_grad` does. `None`: as this PyTorch does by default, which frees the gradients since 2.0.
     pub zero_grad: Option<ZeroGrad>,
+    /// How the loss is computed.
+    pub loss: Loss,
+    /// Names, or beginnings of names, of parameters that are not trained: `model.embed_tokens`, `model.layers.0`. Under
+    /// checkpointing the input embedding's output is then made to need a gradient (`enable_input_require_grads`).
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub freeze: Vec<String>,
+    /// Whether a batch is evaluated after the steps, without gradients, its outputs alive at the end.
+    pub eval_after: bool,
 }
 
 impl Default for Recipe {
@@ -82,6 +92,9 @@ impl Default for Recipe {
             clip_grad: None,
             keep_outputs: false,
             zero_grad: None,
+            loss: Loss::Hf,
+            freeze: Vec::new(),
+            eval_after: false,
         }
     }
 }
@@ -151,18 +164,6 @@ pub enum SdpaBackend {
     CudnnAttention,
     /// The composite of products and softmax.
     Math,
-}
-
-/// Activation checkpointing.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[serde(rename_all = "snake_case")]
-pub enum Checkpointing {
-    /// Every saved tensor is kept.
-    #[default]
-    None,
-    /// Each layer keeps its input and is run again in backward (non-reentrant).
-    Full,
 }
 
 /// How an averaged copy of the weights (exponential moving average) is held.

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::estimate::estimate;
 use crate::issue::{Issue, IssueKind};
-use crate::measure::{ReadingName, StepReading, Which};
+use crate::measure::{EvalReading, ReadingName, StepReading, Which};
 use crate::plan::Plan;
 use crate::step::readings::{Readings, StepReadings};
 use crate::units::Bytes;
@@ -63,6 +63,15 @@ impl From<&Readings> for Prediction {
                     .into_iter()
                     .filter_map(|reading| Some((ReadingName::Step(which, reading), of_step(step, reading)?))),
             );
+        }
+        if let Some(eval) = &readings.eval {
+            let of = |reading: EvalReading| match reading {
+                EvalReading::Base => signed(eval.base),
+                EvalReading::Delta => eval.delta,
+                EvalReading::Peak => signed(eval.peak),
+                EvalReading::Reserved => signed(eval.reserved),
+            };
+            all.extend(EvalReading::ALL.map(|reading| (ReadingName::Eval(reading), of(reading))));
         }
         Self(all)
     }

@@ -116,6 +116,13 @@ impl Node {
     }
 }
 
+impl Node {
+    /// Whether it gathers the gradient of a leaf.
+    pub(crate) fn gathers_here(&self) -> bool {
+        self.gathers.is_some()
+    }
+}
+
 /// An operation about to run: decides whether it is recorded, and saves what its backward needs.
 #[derive(Debug)]
 pub struct Recorder {
@@ -217,14 +224,28 @@ impl Ord for Ready {
 
 /// Runs backward from `root` with the gradient `grad`. Saved tensors are released node by node.
 pub fn backward(tape: &Tape, root: &Tensor, grad: Tensor) {
-    let Some(edge) = root.edge() else { return };
-    tape.with_grad(false, || tape.on_backward_thread(|| tape.with_autocast_off(|| run(tape, edge, grad))));
+    backward_all(tape, root.edge().map(|edge| (edge, grad)).into_iter().collect());
 }
 
-fn run(tape: &Tape, root: Edge, grad: Tensor) {
-    count_dependencies(&root.node);
-    root.node.with_output(root.output, |output| output.gradient = Some(grad));
-    let mut ready = BinaryHeap::from([Ready(root.node)]);
+/// Runs backward from several roots, each with its gradient; inside a backward, before it goes on.
+pub(crate) fn backward_all(tape: &Tape, roots: Vec<(Edge, Tensor)>) {
+    tape.with_grad(false, || tape.on_backward_thread(|| tape.with_autocast_off(|| run(tape, roots))));
+}
+
+fn run(tape: &Tape, roots: Vec<(Edge, Tensor)>) {
+    let mut ready = BinaryHeap::new();
+    for (root, _) in &roots {
+        // Roots of one node, and roots before others, are counted once.
+        if !root.node.seen.get() {
+            count_dependencies(&root.node);
+        }
+    }
+    for (root, grad) in roots {
+        root.node.with_output(root.output, |output| output.gradient = Some(grad));
+        if root.node.waiting.get() == 0 && ready.iter().all(|Ready(node)| !Rc::ptr_eq(node, &root.node)) {
+            ready.push(Ready(root.node));
+        }
+    }
     while let Some(Ready(node)) = ready.pop() {
         node.seen.set(false);
         let before = tape.set_scope(node.scope);

@@ -1,16 +1,21 @@
-//! Saved tensors, and non-reentrant activation checkpointing as hooks on them
-//! (`torch.utils.checkpoint`, `use_reentrant=False`, read at 2.15).
+//! Saved tensors, and what hooks on them do: activation checkpointing (`torch.utils.checkpoint`) and saving in host
+//! memory (`torch.autograd.graph.save_on_cpu`), both read at PyTorch 2.15.
 //!
-//! In forward, what the layer saves is counted and dropped; only the layer's inputs are kept. The first time backward
-//! asks for one of them the layer runs again, up to the last tensor that was saved; each is then given out once.
+//! Non-reentrant: in forward, what the layer saves is counted and dropped; only the layer's inputs are kept. The first
+//! time backward asks for one of them the layer runs again, up to the last tensor that was saved; each is then given out
+//! once. Selective: the outputs of products and of attention are kept beside, and taken when the layer runs again. Reentrant: the layer runs without a graph as one autograd function, whose backward runs it again with one, and
+//! then that graph's own backward.
 
 use core::cell::{Cell, RefCell};
 use core::fmt;
+use std::collections::VecDeque;
 use std::rc::{Rc, Weak};
 
 use crate::bill::Part;
+use crate::step::autograd::{Edge, Recorder, backward_all};
+use crate::step::shape::Shape;
 use crate::step::tape::Tape;
-use crate::step::tensor::Tensor;
+use crate::step::tensor::{Dtype, Tensor};
 
 /// What an operation keeps for its backward.
 #[derive(Debug)]
@@ -21,6 +26,8 @@ pub enum Saved {
     Tensor(Tensor),
     /// A place among a checkpointed layer's saved tensors, and what says that it is still wanted.
     Packed(Rc<Frame>, usize, Rc<()>),
+    /// A copy in host memory; each time it is asked for, a new copy on the device.
+    Host(Shape, Dtype),
 }
 
 impl Saved {
@@ -57,6 +64,12 @@ impl Saved {
                 // whose graph was gone before forward ended.
                 if wanted { Self::Nothing } else { Self::Tensor(kept) }
             }
+            Some(Hook::Host) => {
+                // What does not lie densely is made contiguous on the device before it is copied (`copy_kernel_cuda`).
+                let dense = tensor.shape().is_dense();
+                drop((!dense).then(|| tape.temp(tensor.shape().contiguous(), tensor.dtype(), "copy for the host")));
+                Self::Host(tensor.shape().like(), tensor.dtype())
+            }
         }
     }
 
@@ -69,21 +82,28 @@ impl Saved {
                 frame.recompute(tape);
                 frame.recomputed.borrow_mut().get_mut(*place).and_then(Option::take)
             }
+            Self::Host(shape, dtype) => Some(tape.empty(*shape, *dtype, Part::Activations, "copy from the host")),
         }
     }
 }
 
-type Again = Box<dyn Fn(&Tape, &Tensor) -> Vec<Tensor>>;
+/// A layer that can be run again: its positional arguments in, hidden states first; its outputs out.
+pub(crate) type Layer = Rc<dyn Fn(&Tape, &[Tensor]) -> Vec<Tensor>>;
 
 /// One checkpointed layer's call.
 pub struct Frame {
-    /// Before the input: the layer's named arguments are let go first.
-    again: Again,
-    input: RefCell<Option<Tensor>>,
+    /// Before the inputs: the layer's named arguments are let go first.
+    layer: Layer,
+    inputs: Vec<Saved>,
+    autocast: Option<Dtype>,
+    /// Where the hidden states came from in the graph.
+    edge: Option<Edge>,
     saved: Cell<usize>,
     wanted: RefCell<Vec<Weak<()>>>,
     recomputed: RefCell<Vec<Option<Tensor>>>,
     done: Cell<bool>,
+    /// What products and attention gave, where that is kept.
+    outputs: Option<RefCell<VecDeque<Vec<Tensor>>>>,
 }
 
 impl fmt::Debug for Frame {
@@ -97,10 +117,13 @@ impl Frame {
         if self.done.replace(true) || self.saved.get() == 0 {
             return;
         }
-        let input = self.input.borrow().clone();
-        let Some(input) = input else { return };
+        let mut inputs: Vec<Tensor> = self.inputs.iter().filter_map(|input| input.unpack(tape)).collect();
         tape.0.hooks.borrow_mut().stack.push(Hook::Recompute(self.clone()));
-        let out = tape.with_grad(true, || (self.again)(tape, &input));
+        // In its place in the graph, or nothing would be saved along the residual stream.
+        if let (Some(edge), Some(hidden)) = (&self.edge, inputs.first_mut()) {
+            *hidden = hidden.detached().with_grad_fn(&edge.node, edge.output);
+        }
+        let out = tape.with_grad(true, || tape.with_autocast(self.autocast, || (self.layer)(tape, &inputs)));
         drop(out);
         tape.0.stopped.set(false);
         tape.0.hooks.borrow_mut().stack.pop();
@@ -111,6 +134,7 @@ impl Frame {
 pub(crate) enum Hook {
     Pack(Rc<Frame>),
     Recompute(Rc<Frame>),
+    Host,
 }
 
 #[derive(Debug, Default)]
@@ -125,40 +149,85 @@ impl Hooks {
     }
 }
 
-/// Runs `layer` on `input`, keeping the input in place of what the layer saves.
-///
-/// `layer` runs under the caller's autocast state in forward and in recomputation.
-pub fn checkpointed(tape: &Tape, input: &Tensor, layer: impl Fn(&Tape, &Tensor) -> Tensor + 'static) -> Tensor {
-    let mut outputs = checkpointed_many(tape, input, move |tape, input| vec![layer(tape, input)]);
-    outputs.pop().unwrap_or_else(|| input.clone())
+impl Tape {
+    /// The outputs of a product or of attention: computed, or in a selective checkpoint that runs again taken from what was
+    /// kept. (`_CachingTorchDispatchMode`: outputs are cached as they are, views of them come after.)
+    pub(crate) fn computed(&self, compute: &dyn Fn() -> Vec<Tensor>) -> Vec<Tensor> {
+        let top = self.0.hooks.borrow().stack.last().cloned();
+        let (frame, again) = match &top {
+            Some(Hook::Pack(frame)) => (frame, false),
+            Some(Hook::Recompute(frame)) if !self.stopped() => (frame, true),
+            _ => return compute(),
+        };
+        let Some(outputs) = &frame.outputs else { return compute() };
+        if again && let Some(kept) = outputs.borrow_mut().pop_front() {
+            return kept;
+        }
+        let computed = compute();
+        let kept = computed.iter().map(Tensor::detached).inspect(|out| self.becomes(out, Part::Activations)).collect();
+        outputs.borrow_mut().push_back(kept);
+        computed
+    }
 }
 
-/// As [`checkpointed`] for a layer of several outputs.
-pub fn checkpointed_many(
-    tape: &Tape,
-    input: &Tensor,
-    layer: impl Fn(&Tape, &Tensor) -> Vec<Tensor> + 'static,
-) -> Vec<Tensor> {
-    let kept = input.detached();
-    tape.becomes(&kept, Part::Activations);
-    let autocast = tape.autocast();
-    let layer = Rc::new(layer);
-    let again = layer.clone();
-    // The recomputed graph needs gradients to flow to its input, or nothing would be saved along the residual stream.
-    let needs_grad = input.requires_grad();
+fn hooked<T>(tape: &Tape, hook: Hook, body: impl FnOnce() -> T) -> T {
+    tape.0.hooks.borrow_mut().stack.push(hook);
+    let out = body();
+    tape.0.hooks.borrow_mut().stack.pop();
+    out
+}
+
+/// Runs `layer` on `input`, what it saves kept in host memory.
+pub(crate) fn on_host(tape: &Tape, body: &dyn Fn() -> Vec<Tensor>) -> Vec<Tensor> {
+    hooked(tape, Hook::Host, body)
+}
+
+/// Runs `layer` on `inputs`, keeping them in place of what the layer saves.
+///
+/// `layer` runs under the caller's autocast state in forward and in recomputation. `selective`: what products and
+/// attention give is kept too.
+pub(crate) fn checkpointed(tape: &Tape, inputs: &[Tensor], layer: Layer, selective: bool) -> Vec<Tensor> {
+    if !tape.grad_enabled() {
+        return layer(tape, inputs);
+    }
     let frame = Rc::new(Frame {
-        input: RefCell::new(Some(kept)),
-        again: Box::new(move |tape, input| {
-            let input = if needs_grad { tape.require_grad(input) } else { input.clone() };
-            tape.with_autocast(autocast, || again(tape, &input))
-        }),
+        inputs: inputs.iter().map(|input| Saved::new(tape, input)).collect(),
+        layer: layer.clone(),
+        autocast: tape.autocast(),
+        edge: inputs.first().and_then(Tensor::edge),
         saved: Cell::new(0),
         wanted: RefCell::default(),
         recomputed: RefCell::default(),
         done: Cell::new(false),
+        outputs: selective.then(RefCell::default),
     });
-    tape.0.hooks.borrow_mut().stack.push(Hook::Pack(frame));
-    let out = layer(tape, input);
-    tape.0.hooks.borrow_mut().stack.pop();
-    out
+    hooked(tape, Hook::Pack(frame), || layer(tape, inputs))
+}
+
+/// Runs `layer` on `inputs` as one autograd function (`CheckpointFunction`).
+///
+/// Its keyword arguments are attributes of the function's node: they live as long as the graph does.
+pub(crate) fn reentrant(tape: &Tape, inputs: &[Tensor], layer: Layer) -> Vec<Tensor> {
+    let r = Recorder::begin(tape, &inputs.iter().collect::<Vec<_>>());
+    let outs = tape.with_grad(false, || layer(tape, inputs));
+    if !r.recorded() {
+        return outs;
+    }
+    let saved: Vec<Saved> = inputs.iter().map(|input| r.save(input)).collect();
+    tape.pin(layer.clone());
+    let autocast = tape.autocast();
+    r.finish_many(outs, move |t, grads| {
+        let mut inputs: Vec<Tensor> = saved.iter().filter_map(|input| input.unpack(t)).collect();
+        let Some(hidden) = inputs.first_mut() else { return Vec::new() };
+        let (leaf, gradient) = Recorder::force(hidden);
+        *hidden = leaf;
+        let outs = t.with_grad(true, || t.with_autocast(autocast, || layer(t, &inputs)));
+        let roots = outs.iter().zip(grads).filter_map(|(out, grad)| Some((out.edge()?, grad.clone()?)));
+        backward_all(t, roots.collect());
+        let mut grads: Vec<Option<Tensor>> = inputs.iter().map(|_| None).collect();
+        if let Some(of_hidden) = grads.first_mut() {
+            *of_hidden = gradient.tensor.take();
+        }
+        grads
+    })
 }

@@ -76,6 +76,10 @@ pub enum Mark {
     EmaEnd,
     /// Gradients are dropped, the loop's variables too.
     ZeroGradEnd,
+    /// An evaluation begins.
+    Evaluation,
+    /// Its loss and outputs are there.
+    EvaluationEnd,
 }
 
 /// One storage: its size and what it is.

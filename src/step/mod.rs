@@ -8,6 +8,7 @@ pub(crate) mod adapters;
 pub mod autograd;
 pub mod capacity;
 pub mod checkpoint;
+pub(crate) mod freeze;
 pub(crate) mod load;
 pub mod log;
 pub mod ops;

@@ -83,6 +83,19 @@ pub struct PrepareReadings {
     pub peak: Bytes,
 }
 
+/// Readings of an evaluation after the steps, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EvalReadings {
+    /// Allocated before it.
+    pub base: Bytes,
+    /// Growth over it: batch, loss and outputs.
+    pub delta: i64,
+    /// The most allocated during it.
+    pub peak: Bytes,
+    /// Reserved at its end.
+    pub reserved: Bytes,
+}
+
 /// Readings of a run: what exists before the first step, the first step, the steady one, and the run's maxima.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Readings {
@@ -105,6 +118,9 @@ pub struct Readings {
     pub base_reserved: Bytes,
     /// The steps, in order: the first creates the optimizer's states.
     pub steps: Vec<StepReadings>,
+    /// The evaluation after them, if there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub eval: Option<EvalReadings>,
     /// The optimizer's states after the last step, in requested bytes.
     pub optimizer_state: Bytes,
     /// The optimizer's states in managed memory.

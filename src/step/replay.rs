@@ -4,7 +4,7 @@ use crate::allocator::{Allocator, BlockId, Config, OutOfMemory};
 use crate::bill::{Instant, Part};
 use crate::step::load::{QUANT_MAP, QUANT_STATE};
 use crate::step::log::{Event, Mark, TensorInfo};
-use crate::step::readings::{LoadReadings, MicroReadings, PrepareReadings, Readings, StepReadings};
+use crate::step::readings::{EvalReadings, LoadReadings, MicroReadings, PrepareReadings, Readings, StepReadings};
 use crate::step::repeat::{copies, storages, visit};
 use crate::step::train::Walk;
 use crate::units::Bytes;
@@ -206,6 +206,16 @@ impl Run<'_> {
             Mark::EmaEnd => {
                 let peak = self.note();
                 self.step(|s| s.ema_peak = Some(peak));
+            }
+            Mark::Evaluation => {
+                self.reset();
+                self.out.eval = Some(EvalReadings { base: now, ..EvalReadings::default() });
+            }
+            Mark::EvaluationEnd => {
+                let (peak, reserved) = (self.note(), self.allocator.stats().reserved.current);
+                if let Some(eval) = &mut self.out.eval {
+                    *eval = EvalReadings { delta: difference(now, eval.base), peak, reserved, ..*eval };
+                }
             }
             Mark::ZeroGradEnd => {
                 let stats = self.allocator.stats();

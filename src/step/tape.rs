@@ -1,11 +1,12 @@
 //! The tape: where operations run. It knows what PyTorch's thread-local state knows (grad mode, autocast and its cache
 //! of casts, the saved-tensor hooks of checkpointing) and writes the log.
 
+use core::any::Any;
 use core::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use crate::bill::{Instant, Part};
-use crate::step::autograd::Gradient;
+use crate::step::autograd::Node;
 use crate::step::checkpoint::Hooks;
 use crate::step::log::{Belongs, Event, Log, Mark};
 use crate::step::shape::{Dim, Shape};
@@ -23,6 +24,15 @@ pub struct Device {
     pub workspace_kept: bool,
 }
 
+/// Something that the graph holds until its loss goes away.
+pub(crate) struct Pinned(#[expect(dead_code, reason = "held for its lifetime")] Rc<dyn Any>);
+
+impl core::fmt::Debug for Pinned {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str("Pinned")
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct State {
     pub(crate) log: Log,
@@ -31,7 +41,7 @@ pub(crate) struct State {
     grad: Cell<bool>,
     autocast: Cell<Option<Dtype>>,
     /// Casts of FP32 leaves that autocast keeps until its outermost context ends.
-    casts: RefCell<Vec<(u32, Tensor)>>,
+    casts: RefCell<Vec<(*const Node, Tensor)>>,
     pub(crate) hooks: RefCell<Hooks>,
     pub(crate) stopped: Cell<bool>,
     graph_leaves: RefCell<Vec<Tensor>>,
@@ -43,7 +53,8 @@ pub(crate) struct State {
     /// Parameters that are on the device already, by their place among the model's.
     supplied: RefCell<Vec<Tensor>>,
     float8: Cell<bool>,
-    pinned: RefCell<Vec<(Tensor, Rc<Gradient>)>>,
+    pinned: RefCell<Vec<Pinned>>,
+    training: Cell<bool>,
     /// Whether this is the thread that runs backward: it has cuBLAS handles of its own.
     backward_thread: Cell<bool>,
     /// What cuBLAS keeps per thread, and what cuBLASLt keeps beside it.
@@ -86,6 +97,7 @@ impl Tape {
             supplied: RefCell::default(),
             float8: Cell::new(false),
             pinned: RefCell::default(),
+            training: Cell::new(true),
             backward_thread: Cell::new(false),
             workspaces: RefCell::default(),
             records: RefCell::new(Vec::with_capacity(512)),
@@ -237,14 +249,32 @@ impl Tape {
         self.0.float8.get()
     }
 
-    /// Keeps an activation that was made a leaf, and its gradient, as long as the graph that refers to them.
-    pub(crate) fn pin(&self, leaf: Tensor, gradient: Rc<Gradient>) {
-        self.0.pinned.borrow_mut().push((leaf, gradient));
+    /// Keeps something that the graph refers to, beside what backward releases, until [`Tape::take_pinned`] is dropped.
+    pub(crate) fn pin(&self, held: impl Any) {
+        self.0.pinned.borrow_mut().push(Pinned(Rc::new(held)));
     }
 
     /// What was pinned since the last call: it goes with the loss.
-    pub(crate) fn take_pinned(&self) -> Vec<(Tensor, Rc<Gradient>)> {
+    pub(crate) fn take_pinned(&self) -> Vec<Pinned> {
         self.0.pinned.take()
+    }
+
+    /// Runs `body` as an evaluation: without a graph, nothing dropped (`model.eval()`, `torch.no_grad()`).
+    pub(crate) fn evaluating<T>(&self, body: impl FnOnce() -> T) -> T {
+        self.0.training.set(false);
+        let out = self.with_grad(false, body);
+        self.0.training.set(true);
+        out
+    }
+
+    /// Whether the model is in training.
+    pub(crate) fn training(&self) -> bool {
+        self.0.training.get()
+    }
+
+    /// The share that dropout drops: none in an evaluation.
+    pub(crate) fn dropped(&self, p: f64) -> f64 {
+        if self.0.training.get() { p } else { 0.0 }
     }
 
     pub(crate) fn inputs_need_grad(&self) -> bool {
@@ -291,11 +321,11 @@ impl Tape {
         out
     }
 
-    pub(crate) fn cached_cast(&self, leaf: u32) -> Option<Tensor> {
+    pub(crate) fn cached_cast(&self, leaf: *const Node) -> Option<Tensor> {
         self.0.casts.borrow().iter().find(|(id, _)| *id == leaf).map(|(_, t)| t.clone())
     }
 
-    pub(crate) fn cache_cast(&self, leaf: u32, cast: &Tensor) {
+    pub(crate) fn cache_cast(&self, leaf: *const Node, cast: &Tensor) {
         self.0.casts.borrow_mut().push((leaf, cast.clone()));
     }
 

@@ -337,6 +337,11 @@ impl Tensor {
         copy.unwrap_or_else(|| self.clone())
     }
 
+    /// What tells this leaf from another: the node that gathers its gradient. None for what is no leaf, or is not trained.
+    pub(crate) fn gathering_node(&self) -> Option<*const Node> {
+        self.edge().filter(|edge| edge.node.gathers_here()).map(|edge| Rc::as_ptr(&edge.node))
+    }
+
     pub(crate) fn storage_id(&self) -> Option<u32> {
         self.0.storage.as_ref()?.id
     }

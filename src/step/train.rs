@@ -11,14 +11,14 @@ use crate::bill::{Instant, Part};
 use crate::model::family::{Built, Model, Parameter, Run};
 use crate::plan::Framework;
 use crate::recipe::optimizer::{Slots, by_dtype};
-use crate::recipe::{Checkpointing, Ema, OptimizerImpl, Precision, Recipe, ZeroGrad};
-use crate::step::autograd::{Gradient, backward};
+use crate::recipe::{Ema, OptimizerImpl, Precision, Recipe, ZeroGrad};
+use crate::step::autograd::backward;
 use crate::step::log::{Event, Mark, TensorInfo};
 use crate::step::repeat::{MIDDLES, expand, is_repeatable, over_layers, walked};
 use crate::step::shape::{Dim, Shape, Symbol};
-use crate::step::tape::{Device, Tape};
+use crate::step::tape::{Device, Pinned, Tape};
 use crate::step::tensor::{Dtype, Table, Tensor};
-use crate::step::{adapters, load};
+use crate::step::{adapters, freeze, load};
 use crate::units::Bytes;
 use crate::versions::Rules;
 
@@ -76,7 +76,8 @@ pub fn walk_short(
     steps: Steps,
 ) -> Result<Walk, TooLarge> {
     let whole = Whole::of(model, recipe, precision);
-    for middle in MIDDLES {
+    let middles = if layers_are_alike(recipe) { &MIDDLES[..] } else { &[] };
+    for &middle in middles {
         let walked = u64::from(walked(middle));
         if let Some(repeats @ 1..) = model.layers().checked_sub(walked)
             && let Some(short) = model.with_layers(walked)
@@ -122,6 +123,11 @@ pub fn walk_literally(
     run(model, &Whole::of(model, recipe, precision), recipe, precision, device, framework, steps)
 }
 
+/// Whether the recipe treats every layer as it does the next.
+fn layers_are_alike(recipe: &Recipe) -> bool {
+    recipe.checkpointing.recomputes_one_in().unwrap_or(1) == 1 && !freeze::tells_layers_apart(recipe)
+}
+
 /// What a few layers cannot tell of the whole model.
 struct Whole {
     /// Trained tensors.
@@ -134,17 +140,21 @@ struct Whole {
 
 impl Whole {
     fn of(model: &dyn Model, recipe: &Recipe, precision: Precision) -> Self {
-        let trained = |model: &dyn Model| Self::of_shapes(adapters::trained_shapes(model, recipe.lora.as_ref()).iter());
+        let trained = |model: &dyn Model| {
+            let shapes = adapters::trained_shapes(model, recipe.lora.as_ref());
+            let frozen = if recipe.lora.is_none() { freeze::frozen(model, recipe) } else { Vec::new() };
+            let frozen = frozen.into_iter().chain(core::iter::repeat(false));
+            Self::of_shapes(shapes.iter().zip(frozen).filter(|(_, frozen)| !frozen).map(|(shape, _)| shape))
+        };
+        let count = |of: &dyn Fn(&dyn Model) -> u64| {
+            if layers_are_alike(recipe) { over_layers(model, of) } else { of(model) }
+        };
         let warm_up = if load::loads(recipe) {
             load::warm_up_bytes(model, recipe, load::loaded_dtype(recipe, precision))
         } else {
             0
         };
-        Self {
-            tensors: over_layers(model, &|model| trained(model).tensors),
-            chunks: over_layers(model, &|model| trained(model).chunks),
-            warm_up,
-        }
+        Self { tensors: count(&|model| trained(model).tensors), chunks: count(&|model| trained(model).chunks), warm_up }
     }
 
     fn of_shapes<'a>(trained: impl Iterator<Item = &'a Shape>) -> Self {
@@ -206,12 +216,11 @@ fn run(
         }
         tape.set_layer(0);
     }
+    let recomputes = recipe.checkpointing.recomputes_one_in().is_some();
+    tape.set_inputs_need_grad(recomputes && (recipe.lora.is_some() || !recipe.freeze.is_empty()));
     let trained = match &recipe.lora {
-        None => built.weights().iter().filter(|w| w.is_trained()).cloned().collect(),
-        Some(lora) => {
-            tape.set_inputs_need_grad(recipe.checkpointing != Checkpointing::None);
-            adapters::attach(&tape, model, lora, built.weights())
-        }
+        None => freeze::trained(model, recipe, built.weights()),
+        Some(lora) => adapters::attach(&tape, model, lora, built.weights()),
     };
     let mut job = Loop::new(&tape, built.as_ref(), &trained, whole, recipe, precision);
     job.construct_optimizer();
@@ -227,6 +236,9 @@ fn run(
         job.step();
     }
     job.step();
+    if recipe.eval_after && steps == Steps::FirstAndSteady {
+        job.evaluate();
+    }
     job.remove_hooks();
     drop(job);
     if tape.0.log.overflowed() {
@@ -297,7 +309,7 @@ struct Loop<'a> {
     /// What the loss's graph holds beside it.
     graph_leaves: Vec<Tensor>,
     /// What the loss's graph keeps alive beside what backward releases.
-    pinned: Vec<(Tensor, Rc<Gradient>)>,
+    pinned: Vec<Pinned>,
     /// The model's outputs, the loss among them, where the loop keeps them.
     kept: Vec<Tensor>,
 }
@@ -527,6 +539,19 @@ impl<'a> Loop<'a> {
         t.mark(Mark::ForwardEnd);
         t.scope("loss", || self.backward());
         t.mark(Mark::BackwardEnd);
+    }
+
+    /// A batch without gradients, its outputs alive at the end as in an evaluation loop.
+    fn evaluate(&self) {
+        let t = self.tape;
+        t.enter(Instant::Forward);
+        t.mark(Mark::Evaluation);
+        t.evaluating(|| {
+            let batch = t.scope("batch", || self.model.batch(&self.run));
+            let out = t.with_autocast(self.autocast(), || self.model.forward(&self.run, &batch));
+            t.mark(Mark::EvaluationEnd);
+            drop((out, batch));
+        });
     }
 
     fn backward(&mut self) {

@@ -8,7 +8,7 @@ use crate::decide::{Caveat, Effect, Fact, PricedRemedy, Question, Reason, Remedy
 use crate::estimate::Note;
 use crate::issue::IssueKind;
 use crate::machine::GpuChoice;
-use crate::measure::{ImportError, ReadingName, StepReading, TierName, Which};
+use crate::measure::{EvalReading, ImportError, ReadingName, StepReading, TierName, Which};
 use crate::recipe::{Attention, Checkpointing, OptimizerImpl, OptimizerName, Precision, SdpaBackend};
 use crate::rule_of_thumb::HELD;
 use crate::units::{Bytes, grouped, three_digits};
@@ -175,6 +175,11 @@ impl Catalogue for English {
         match checkpointing {
             Checkpointing::None => "none",
             Checkpointing::Full => "every layer",
+            Checkpointing::Selective => "every layer, products and attention kept",
+            Checkpointing::Reentrant => "every layer, reentrant",
+            Checkpointing::Every(_) => "every k-th layer",
+            Checkpointing::Offload => "none, saved tensors in host memory",
+            Checkpointing::FullOffload => "every layer, inputs in host memory",
         }
     }
 
@@ -466,6 +471,13 @@ impl Catalogue for English {
             ReadingName::Step(Which::First, reading) => format!("{}, first step", of_step(reading)),
             ReadingName::Step(Which::Steady, reading) => format!("{}, later step", of_step(reading)),
             ReadingName::OptimizerStateHost => "Optimizer states in managed memory".into(),
+            ReadingName::Eval(reading) => match reading {
+                EvalReading::Base => "Before evaluation",
+                EvalReading::Delta => "Growth over evaluation",
+                EvalReading::Peak => "Peak of evaluation",
+                EvalReading::Reserved => "Reserved after evaluation",
+            }
+            .into(),
             ReadingName::OptimizerState => "Optimizer states".into(),
             ReadingName::MaxAllocated => "Highest allocated".into(),
             ReadingName::MaxReserved => "Highest reserved".into(),

@@ -9,7 +9,7 @@ pub use work::Work;
 
 use crate::bill::{Provenance, ProvenanceKind};
 use crate::machine::{Hardware, Peaks};
-use crate::recipe::{Checkpointing, OptimizerImpl, OptimizerName, Precision, Recipe};
+use crate::recipe::{OptimizerImpl, OptimizerName, Precision, Recipe};
 use crate::units::Seconds;
 
 /// A low and a high figure.
@@ -74,7 +74,7 @@ const BANDWIDTH_SHARE: f64 = 0.8;
 pub fn rough(work: &Work, recipe: &Recipe, hardware: &Hardware) -> Option<Throughput> {
     let precision = recipe.precision?;
     let peak_flops = peak(precision, hardware.peaks)? * 1e12;
-    let recomputes = recipe.checkpointing == Checkpointing::Full;
+    let recomputes = recipe.checkpointing.recomputes_one_in().is_some();
     let (formula, flops_per_token, numbers) = work.flops_per_token(recipe);
     let micro_tokens = recipe.micro_batch.checked_mul(recipe.seq_len)?;
     let tokens_per_step = micro_tokens.checked_mul(recipe.grad_accum)?;

@@ -3,7 +3,7 @@
 use crate::estimate::read_model;
 use crate::model::family::Parameter;
 use crate::plan::Plan;
-use crate::recipe::{Attention, Checkpointing, Recipe};
+use crate::recipe::{Attention, Recipe};
 use crate::step::adapters::trained_shapes;
 use crate::step::shape::Shape;
 
@@ -61,7 +61,7 @@ impl Work {
     /// layer in forward, and twice that in backward; a causal kernel does half of it, eager attention and an encoder all.
     #[expect(clippy::cast_precision_loss, reason = "a rough figure")]
     pub(super) fn flops_per_token(&self, recipe: &Recipe) -> (String, f64, String) {
-        let again = if recipe.checkpointing == Checkpointing::Full { 1 } else { 0 };
+        let again = if recipe.checkpointing.recomputes_one_in().is_some() { 1 } else { 0 };
         let whole = !self.causal || recipe.attention == Some(Attention::Eager);
         let of_parameters = 2 * (3 + again);
         let of_attention = 2 * (3 + again) * if whole { 2 } else { 1 };
@@ -89,6 +89,7 @@ impl Work {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::recipe::Checkpointing;
 
     /// Llama-2-7B at 2,048 tokens, by hand: 6 × 6,607,343,616 + 12 × 32 × 4096 × 2048 with all of attention counted.
     #[test]

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Draws training steps that no rule has seen: one JSON line each, {"id", "case": {"model", "recipe", "device"}}.
 
-    fresh_cases.py SEED [COUNT] [--into FOLDER] [--optimizers | --defined | --float8 | --adapters] [--families NAME,NAME]
+    fresh_cases.py SEED [COUNT] [--into FOLDER] [--optimizers | --defined | --float8 | --adapters | --activations] [--families NAME,NAME]
 
 The same seed draws the same cases everywhere. With --families those are drawn in turn instead of the usual ones, on cards
 from compute capability 8.0 on; with --adapters too, each case has adapters. With --into, each case is a file of its own, for a recorder that measures
@@ -12,7 +12,7 @@ the plain cases do not have, with their options, optimizers in backward, weights
 of the weights; a for-loop RAdam runs as many steps as it takes to be rectified. --defined draws those
 that their authors' code defines alone. --float8 draws steps whose linear layers torchao has converted, on cards that
 have FP8. --adapters draws adapters for every case: LoRA's options, DoRA, quantised
-weights, loading.
+weights, loading. --activations draws every kind of checkpointing, ways to compute the loss, frozen parts and an evaluation.
 """
 import json
 import os
@@ -247,6 +247,41 @@ def further(d, family, sm, table=FURTHER):
     return r | {"optimizer": o}
 
 
+# The input embedding's module and the list of layers, where they have other names than Llama's.
+MODULES = {"gpt2": ("transformer.wte", "transformer.h"), "gpt_neox": ("gpt_neox.embed_in", "gpt_neox.layers"),
+           "opt": ("model.decoder.embed_tokens", "model.decoder.layers"),
+           "bert": ("bert.embeddings", "bert.encoder.layer"), "roberta": ("roberta.embeddings", "roberta.encoder.layer"),
+           "distilbert": ("distilbert.embeddings", "distilbert.transformer.layer"), "vit": ("vit.embeddings", "vit.layers")}
+ENCODERS = {"bert", "roberta", "distilbert", "vit"}
+
+
+def activated(d):
+    """A case of which other things are kept, computed in pieces, frozen or evaluated."""
+    drawn = case(d)
+    activations(d, drawn["model"], drawn["recipe"])
+    return drawn
+
+
+def activations(d, m, r):
+    """What is kept, computed in pieces, frozen or evaluated."""
+    family = m["model_type"]
+    layers = m.get("num_hidden_layers") or m.get("n_layer") or m.get("n_layers")
+    r["checkpointing"] = d.weighted([("none", 3), ("full", 2), ("reentrant", 4), ({"every": d.whole(2, 4)}, 4),
+                                     ("offload", 3), ("full_offload", 3)])
+    loss = d.weighted([("hf", 3), ({"chunked": d.whole(2, 20)}, 3), ({"logits_to_keep": d.whole(1, r["seq"])}, 2)])
+    # Gemma 2 caps its logits, which a loss in pieces of one's own would have to do too.
+    if loss != "hf" and family not in ENCODERS and not (family == "gemma2" and "chunked" in loss):
+        r["loss"] = loss
+    if d.chance(0.4):
+        embedding, stack = MODULES.get(family, ("model.embed_tokens", "model.layers"))
+        some = [f"{stack}.{i}" for i in range(d.whole(0, layers - 1))]
+        r["freeze"] = [embedding] + some if d.chance(0.7) else some or [embedding]
+    if d.chance(0.3):
+        r["eval_after"] = True
+    if r["checkpointing"] != "none":
+        r.pop("sdpa_backend", None)
+
+
 def float8(d, family, sm):
     """A recipe as the plain ones, in BF16, with as many tokens as FP8 products take."""
     r = recipe(d, family, sm)
@@ -332,7 +367,7 @@ def option(args, name):
 
 
 def main():
-    args = [a for a in sys.argv[1:] if a not in ("--optimizers", "--defined", "--float8", "--adapters")]
+    args = [a for a in sys.argv[1:] if a not in ("--optimizers", "--defined", "--float8", "--adapters", "--activations")]
     into, families = option(args, "--into"), option(args, "--families")
     families = families.split(",") if families else [None]
     draw = further if "--optimizers" in sys.argv else recipe
@@ -347,6 +382,8 @@ def main():
     for i in range(count):
         if "--adapters" in sys.argv and families == [None]:
             drawn = adapted(d)
+        elif "--activations" in sys.argv:
+            drawn = activated(d)
         elif "--float8" in sys.argv:
             drawn = float8_case(d)
         else:

@@ -9,8 +9,8 @@ use vram_budget::machine::{CustomGpu, GpuChoice};
 use vram_budget::model::ModelSource;
 use vram_budget::plan::{Framework, PLAN_VERSION, Plan, Policy, Version};
 use vram_budget::recipe::{
-    Attention, Checkpointing, Ema, FloatName, Load, Lora, LoraBias, OptimizerImpl, OptimizerName, Precision, QuantKind,
-    Quantization, Recipe, ScaleType, SdpaBackend, ZeroGrad,
+    Attention, Checkpointing, Ema, FloatName, Load, Lora, LoraBias, Loss, OptimizerImpl, OptimizerName, Precision,
+    QuantKind, Quantization, Recipe, ScaleType, SdpaBackend, ZeroGrad,
 };
 use vram_budget::units::{Bytes, parse_bytes};
 use vram_budget::versions::TrainerDefaults;
@@ -96,9 +96,18 @@ pub(crate) struct PlanArgs {
     #[arg(long, value_parser = named::<SdpaBackend>(
         &["flash_attention", "efficient_attention", "cudnn_attention", "math"]), help_heading = "Recipe")]
     sdpa_backend: Option<SdpaBackend>,
-    /// Activation checkpointing [default: none]
-    #[arg(long, value_parser = named::<Checkpointing>(&["none", "full"]), help_heading = "Recipe")]
+    /// Activation checkpointing: none, full, selective, reentrant, every=K, offload, full_offload [default: none]
+    #[arg(long, value_name = "MODE", value_parser = numbered::<Checkpointing>, help_heading = "Recipe")]
     checkpointing: Option<Checkpointing>,
+    /// How the loss is computed: hf, chunked=PIECES, logits_to_keep=TOKENS [default: hf]
+    #[arg(long, value_name = "HOW", value_parser = numbered::<Loss>, help_heading = "Recipe")]
+    loss: Option<Loss>,
+    /// Modules that are not trained, separated by commas, such as model.embed_tokens,model.layers.0
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', help_heading = "Recipe")]
+    freeze: Option<Vec<String>>,
+    /// A batch is evaluated after the steps
+    #[arg(long, help_heading = "Recipe")]
+    eval_after: bool,
     /// Sequences per micro-batch [default: 1]
     #[arg(long, short = 'b', value_name = "N", help_heading = "Recipe")]
     micro_batch: Option<u64>,
@@ -211,6 +220,18 @@ fn named<T: DeserializeOwned + Clone + Send + Sync + 'static>(
     PossibleValuesParser::new(names).try_map(|name| serde_json::from_value(Value::String(name)))
 }
 
+/// A value by its name in documents, with a number where it takes one: `full`, `every=2`.
+fn numbered<T: DeserializeOwned>(text: &str) -> Result<T, String> {
+    let value = match text.split_once('=') {
+        None => Value::String(text.to_owned()),
+        Some((name, number)) => {
+            let number: u64 = number.parse().map_err(|_| format!("`{number}` is not a whole number"))?;
+            Value::Object([(name.to_owned(), Value::from(number))].into_iter().collect())
+        }
+    };
+    serde_json::from_value(value).map_err(|error| error.to_string())
+}
+
 fn precision() -> impl TypedValueParser<Value = Choice<Precision>> {
     let names = Precision::ALL.map(Precision::name).into_iter().chain(["unknown"]);
     PossibleValuesParser::new(names)
@@ -300,6 +321,9 @@ impl PlanArgs {
         replace(&mut recipe.attention, self.attention);
         replace(&mut recipe.sdpa_backend, self.sdpa_backend);
         set(&mut recipe.checkpointing, self.checkpointing);
+        set(&mut recipe.loss, self.loss);
+        set(&mut recipe.freeze, self.freeze.clone());
+        recipe.eval_after |= self.eval_after;
         set(&mut recipe.micro_batch, self.micro_batch);
         set(&mut recipe.seq_len, self.seq_len);
         set(&mut recipe.grad_accum, self.grad_accum);

@@ -342,7 +342,7 @@ fn checkpointing_row(store: &Handle) -> Html {
         html! {
             <label class="radio">
                 <input type="radio" name="checkpointing" checked={mode == chosen}
-                    id={match mode { Checkpointing::None => "checkpointing", Checkpointing::Full => "checkpointing-full" }}
+                    id={if mode == Checkpointing::Full { "checkpointing-full" } else { "checkpointing" }}
                     onchange={store.on(move |_: Event| Action::Checkpointing(mode))} />
                 { text.checkpointing(mode) }
             </label>

@@ -5,11 +5,10 @@ use std::rc::Rc;
 use serde_json::{Map, Value};
 
 use crate::issue::{Issue, IssueKind};
-use crate::model::family::common::{AttentionPlan, Returned, Run, eager_mask};
+use crate::model::family::common::{AttentionPlan, Head, Returned, Run, causal_forward, eager_mask, refuse_reentrant};
 use crate::model::family::{Built, Dimensions, Model, Parameter, Parameters, matrix, vector};
 use crate::model::fields::{Fields, MAX_DIMENSION, MAX_HEADS, MAX_LAYERS};
 use crate::recipe::{Attention, Recipe};
-use crate::step::checkpoint::checkpointed;
 use crate::step::shape::{Dim, Shape, Symbol};
 use crate::step::tape::Tape;
 use crate::step::tensor::{Dtype, Tensor};
@@ -174,6 +173,10 @@ impl Model for Bloom {
         Dimensions { layers: self.layers, hidden: self.hidden, query_width: self.hidden, vocabulary: self.vocab }
     }
 
+    fn is_causal_lm(&self) -> bool {
+        true
+    }
+
     fn max_positions(&self) -> Option<u64> {
         None
     }
@@ -183,7 +186,7 @@ impl Model for Bloom {
             let what = "sdpa attention in BLOOM, which transformers runs eager".into();
             return vec![Issue::new("recipe.attention", IssueKind::NotModelled { what })];
         }
-        Vec::new()
+        refuse_reentrant(recipe)
     }
 
     fn symbols(&self, recipe: &Recipe) -> Vec<(&'static str, u64)> {
@@ -254,13 +257,9 @@ impl Built for BuiltBloom {
     }
 
     fn forward(&self, run: &Run, batch: &[Tensor]) -> (Tensor, Tensor) {
-        let (t, ids, labels) = (&run.tape, &batch[0], &batch[1]);
-        let hidden = self.hidden_states(run, ids);
-        let logits = t.scope("head", || t.linear(&hidden, &self.head, None));
-        t.enter(crate::bill::Instant::Loss);
-        let out = t.scope("loss", || t.causal_lm_loss(logits, labels));
-        drop(hidden);
-        out
+        let (ids, labels) = (&batch[0], &batch[1]);
+        let head = Head { weight: &self.head, bias: None, softcap: false };
+        causal_forward(run, labels, &|| self.hidden_states(run, ids), &head)
     }
 }
 
@@ -284,8 +283,7 @@ impl BuiltBloom {
                 alibi: alibi.clone(),
                 mask: mask.clone(),
             };
-            hidden =
-                if run.checkpointed { checkpointed(t, &hidden, move |_, x| call.run(x)) } else { call.run(&hidden) };
+            hidden = run.layer(i, &hidden, move |x| call.run(x));
         }
         t.set_layer(0);
         hidden = t.scope("final norm", || t.layer_norm(&hidden, &self.norm[0], &self.norm[1]));

@@ -3,9 +3,11 @@
 use core::cell::RefCell;
 use std::rc::Rc;
 
-use crate::bill::Part;
+use crate::bill::{Instant, Part};
+use crate::issue::{Issue, IssueKind};
 use crate::model::fields::Fields;
-use crate::recipe::{Attention, Checkpointing, Recipe, SdpaBackend};
+use crate::recipe::{Attention, Checkpointing, Loss, Recipe, SdpaBackend};
+use crate::step::checkpoint::{Layer, checkpointed, on_host, reentrant};
 use crate::step::ops::SdpaPath;
 use crate::step::shape::{Dim, Shape, Symbol};
 use crate::step::tape::Tape;
@@ -24,8 +26,10 @@ pub struct Run {
     pub decoder_seq: Dim,
     /// How attention runs.
     pub attention: AttentionPlan,
-    /// Whether every layer is checkpointed.
-    pub checkpointed: bool,
+    /// Which layers are run again in backward, and what is kept where.
+    pub checkpointing: Checkpointing,
+    /// How the loss is computed.
+    pub loss: Loss,
 }
 
 /// How attention runs.
@@ -56,7 +60,39 @@ impl Run {
             seq: Dim::named(recipe.seq_len, Symbol::S),
             decoder_seq: Dim::named(recipe.dec_seq.unwrap_or(recipe.seq_len), Symbol::T),
             attention,
-            checkpointed: recipe.checkpointing == Checkpointing::Full,
+            checkpointing: recipe.checkpointing,
+            loss: recipe.loss,
+        }
+    }
+
+    /// Whether the model's own flag of gradient checkpointing is on.
+    #[must_use]
+    pub(super) fn checkpointed(&self) -> bool {
+        self.checkpointing.recomputes_one_in().is_some() && self.tape.training()
+    }
+
+    /// Runs the layer with this number, counted from 1, as the recipe checkpoints it (`GradientCheckpointingLayer`).
+    pub(super) fn layer(&self, number: u32, x: &Tensor, layer: impl Fn(&Tensor) -> Tensor + 'static) -> Tensor {
+        let layer: Layer = Rc::new(move |_, x| x.first().map(&layer).into_iter().collect());
+        self.layer_many(number, core::slice::from_ref(x), layer).pop().unwrap_or_else(|| x.clone())
+    }
+
+    /// As [`Run::layer`] for a layer of several outputs, or of several tensors as positional arguments.
+    pub(super) fn layer_many(&self, number: u32, x: &[Tensor], layer: Layer) -> Vec<Tensor> {
+        let t = &self.tape;
+        if !t.training() {
+            return layer(t, x);
+        }
+        match self.checkpointing {
+            Checkpointing::Full => checkpointed(t, x, layer, false),
+            Checkpointing::Selective => checkpointed(t, x, layer, true),
+            Checkpointing::Every(k) if u64::from(number).saturating_sub(1).is_multiple_of(k) => {
+                checkpointed(t, x, layer, false)
+            }
+            Checkpointing::None | Checkpointing::Every(_) => layer(t, x),
+            Checkpointing::Reentrant => reentrant(t, x, layer),
+            Checkpointing::Offload => on_host(t, &|| layer(t, x)),
+            Checkpointing::FullOffload => on_host(t, &|| checkpointed(t, x, layer.clone(), false)),
         }
     }
 
@@ -346,6 +382,25 @@ pub(super) fn softcap(t: &Tape, x: Tensor) -> Tensor {
     t.mul_scalar(&tanh)
 }
 
+/// Checkpointing other than of every layer, in families in which no other was compared with recorded steps.
+pub(super) fn refuse_other_checkpointing(recipe: &Recipe) -> Vec<Issue> {
+    if matches!(recipe.checkpointing, Checkpointing::None | Checkpointing::Full) {
+        return Vec::new();
+    }
+    let what = "this kind of checkpointing in this family".into();
+    vec![Issue::new("recipe.checkpointing", IssueKind::NotModelled { what })]
+}
+
+/// Reentrant checkpointing of layers that return their probabilities: backward makes zeros for the gradient that nobody
+/// has for them.
+pub(super) fn refuse_reentrant(recipe: &Recipe) -> Vec<Issue> {
+    if recipe.checkpointing != Checkpointing::Reentrant {
+        return Vec::new();
+    }
+    let what = "reentrant checkpointing of layers that return their attention's probabilities".into();
+    vec![Issue::new("recipe.checkpointing", IssueKind::NotModelled { what })]
+}
+
 /// The probabilities that a layer returned, in models whose loop holds them until the next layer returns (Falcon, BLOOM).
 #[derive(Default)]
 pub(super) struct Returned(RefCell<Option<Option<Tensor>>>);
@@ -469,4 +524,117 @@ pub(super) fn attend_to_all(
         }
     };
     (t.reshape(&out, &[b, s, width]), probabilities)
+}
+
+/// The head of a causal language model.
+pub(super) struct Head<'a> {
+    pub(super) weight: &'a Tensor,
+    pub(super) bias: Option<&'a Tensor>,
+    /// Logits go through [`softcap`].
+    pub(super) softcap: bool,
+}
+
+impl Head<'_> {
+    fn logits(&self, t: &Tape, hidden: &Tensor) -> Tensor {
+        let logits = t.linear(hidden, self.weight, self.bias);
+        if self.softcap { softcap(t, logits) } else { logits }
+    }
+}
+
+/// A causal language model's forward: hidden states, head and loss as the recipe asks for it. Returns the loss, and the
+/// logits where a loop could keep them.
+pub(super) fn causal_forward(
+    run: &Run,
+    labels: &Tensor,
+    hidden: &dyn Fn() -> Tensor,
+    head: &Head<'_>,
+) -> (Tensor, Tensor) {
+    let t = &run.tape;
+    if run.loss == Loss::Hf {
+        let hidden = hidden();
+        let logits = t.scope("head", || head.logits(t, &hidden));
+        t.enter(Instant::Loss);
+        let out = t.scope("loss", || t.causal_lm_loss(logits, labels));
+        drop(hidden);
+        return out;
+    }
+    // `pad(labels, (0, 1))[:, 1:]`, before the model runs.
+    let padded = t.scope("loss", || {
+        let longer = Dim::plain(run.seq.n.saturating_add(1));
+        let padded = t.temp(Shape::new(&[run.batch, longer]), Dtype::I64, "padded labels");
+        padded.alias(padded.shape().narrowed(1, run.seq))
+    });
+    let hidden = hidden();
+    let loss = match run.loss {
+        Loss::LogitsToKeep(n) => last_tokens_loss(run, hidden, head, padded, n),
+        Loss::Chunked(n) => chunked_loss(run, hidden, head, padded, n),
+        Loss::Hf => t.scalar(Dtype::F32, "loss"),
+    };
+    (loss.clone(), loss)
+}
+
+/// `model(..., logits_to_keep=n)`, and the cross-entropy of those logits in FP32.
+fn last_tokens_loss(run: &Run, hidden: Tensor, head: &Head<'_>, labels: Tensor, n: u64) -> Tensor {
+    let t = &run.tape;
+    let kept = Dim::plain(n);
+    let logits = t.scope("head", || {
+        let last = if n == run.seq.n { hidden.clone() } else { t.slice(&hidden, 1, kept) };
+        head.logits(t, &last)
+    });
+    drop(hidden);
+    t.enter(Instant::Loss);
+    t.scope("loss", || {
+        let wide = t.to(&logits, Dtype::F32);
+        drop(logits);
+        let rows = run.batch.times(kept);
+        let flat = t.reshape(&wide, &[rows, wide.dim(2)]);
+        let last = t.reshape_raw(&labels.alias(labels.shape().narrowed(1, kept)), &[rows]);
+        let loss = t.cross_entropy(&flat, &last);
+        drop((flat, wide, labels));
+        loss
+    })
+}
+
+/// The sum of the losses of `n` pieces of the tokens, each a checkpoint of head and cross-entropy, divided by the tokens.
+fn chunked_loss(run: &Run, hidden: Tensor, head: &Head<'_>, labels: Tensor, n: u64) -> Tensor {
+    let t = &run.tape;
+    t.enter(Instant::Loss);
+    t.scope("loss", || {
+        let rows = run.batch.times(run.seq);
+        let labels = {
+            let flat = t.reshape_raw(&labels, &[rows]);
+            drop(labels);
+            flat
+        };
+        let flat = t.reshape(&hidden, &[rows, hidden.dim(2)]);
+        let pieces = t.chunk(&flat, n);
+        drop(flat);
+        drop(hidden);
+        let (weight, bias) = (head.weight, head.bias);
+        let mut sum: Option<Tensor> = None;
+        for piece in &pieces {
+            let labels = labels.alias(Shape::new(&[piece.dim(0)]));
+            let (weight, bias) = (weight.clone(), bias.cloned());
+            let layer: Layer = Rc::new(move |t, x| {
+                let Some(x) = x.first() else { return Vec::new() };
+                let logits = {
+                    let logits = t.linear(x, &weight, bias.as_ref());
+                    t.to(&logits, Dtype::F32)
+                };
+                vec![t.cross_entropy(&logits, &labels)]
+            });
+            let losses = checkpointed(t, core::slice::from_ref(piece), layer, false);
+            // Python's `sum` begins with 0.
+            sum = losses.first().map(|loss| match &sum {
+                None => t.add_scalar(loss),
+                Some(sum) => t.add(sum, loss),
+            });
+        }
+        drop(pieces);
+        drop(labels);
+        match sum {
+            Some(sum) => t.mul_scalar(&sum),
+            None => t.scalar(Dtype::F32, "loss"),
+        }
+    })
 }

@@ -8,13 +8,13 @@ use serde_json::{Map, Value};
 use crate::bill::{Instant, Part};
 use crate::issue::{Issue, IssueKind};
 use crate::model::family::common::{
-    Activation, Run, attend, eager_mask, gated_mlp, position_ids, rms_norm, rotary_tables, rotate,
+    Activation, Run, attend, eager_mask, gated_mlp, position_ids, refuse_other_checkpointing, rms_norm, rotary_tables,
+    rotate,
 };
 use crate::model::family::experts::{Experts, Gate, Routed};
 use crate::model::family::{Built, Dimensions, Model, Parameter, Parameters, matrix, names_of, vector};
 use crate::model::fields::{Fields, MAX_DIMENSION, MAX_HEADS, MAX_LAYERS};
 use crate::recipe::{Attention, Precision, Recipe};
-use crate::step::checkpoint::checkpointed;
 use crate::step::shape::{Dim, Shape, Symbol};
 use crate::step::tape::Tape;
 use crate::step::tensor::{Dtype, Tensor};
@@ -244,7 +244,7 @@ impl Model for DeepSeek {
 
     fn refusals(&self, recipe: &Recipe) -> Vec<Issue> {
         let refuse = |field: &str, what: &str| Issue::new(field, IssueKind::NotModelled { what: what.into() });
-        let mut issues = Vec::new();
+        let mut issues = refuse_other_checkpointing(recipe);
         if recipe.sdpa_backend.is_some() && recipe.attention != Some(Attention::Eager) {
             issues.push(refuse("recipe.sdpa_backend", "a forced backend of sdpa in multi-head latent attention"));
         }
@@ -380,8 +380,7 @@ impl BuiltDeepSeek {
                 mask: mask.clone(),
                 _positions: positions.clone(),
             };
-            hidden =
-                if run.checkpointed { checkpointed(t, &hidden, move |_, x| call.run(x)) } else { call.run(&hidden) };
+            hidden = run.layer(i, &hidden, move |x| call.run(x));
         }
         t.set_layer(0);
         let out = t.scope("final norm", || rms_norm(t, &hidden, &self.norm));

@@ -6,12 +6,12 @@ use serde_json::{Map, Value};
 
 use crate::issue::Issue;
 use crate::model::family::common::{
-    Activation, AttentionPlan, Returned, Run, causal_mask, position_ids, rotary_tables, rotate,
+    Activation, AttentionPlan, Head, Returned, Run, causal_forward, causal_mask, position_ids, refuse_reentrant,
+    rotary_tables, rotate,
 };
 use crate::model::family::{Built, Dimensions, Model, Parameter, Parameters, matrix, names_of, vector};
 use crate::model::fields::{Fields, MAX_DIMENSION, MAX_HEADS, MAX_LAYERS};
-use crate::recipe::Recipe;
-use crate::step::checkpoint::checkpointed;
+use crate::recipe::{Attention, Recipe};
 use crate::step::ops::WeightLayout;
 use crate::step::shape::{Dim, Shape, Symbol};
 use crate::step::tape::Tape;
@@ -193,12 +193,16 @@ impl Model for Falcon {
         Dimensions { layers: self.layers, hidden: self.hidden, query_width: self.hidden, vocabulary: self.vocab }
     }
 
+    fn is_causal_lm(&self) -> bool {
+        true
+    }
+
     fn max_positions(&self) -> Option<u64> {
         None
     }
 
-    fn refusals(&self, _: &Recipe) -> Vec<Issue> {
-        Vec::new()
+    fn refusals(&self, recipe: &Recipe) -> Vec<Issue> {
+        if recipe.attention == Some(Attention::Eager) { refuse_reentrant(recipe) } else { Vec::new() }
     }
 
     fn symbols(&self, recipe: &Recipe) -> Vec<(&'static str, u64)> {
@@ -260,13 +264,9 @@ impl Built for BuiltFalcon {
     }
 
     fn forward(&self, run: &Run, batch: &[Tensor]) -> (Tensor, Tensor) {
-        let (t, ids, labels) = (&run.tape, &batch[0], &batch[1]);
-        let hidden = self.hidden_states(run, ids);
-        let logits = t.scope("head", || t.linear(&hidden, &self.head, None));
-        t.enter(crate::bill::Instant::Loss);
-        let out = t.scope("loss", || t.causal_lm_loss(logits, labels));
-        drop(hidden);
-        out
+        let (ids, labels) = (&batch[0], &batch[1]);
+        let head = Head { weight: &self.head, bias: None, softcap: false };
+        causal_forward(run, labels, &|| self.hidden_states(run, ids), &head)
     }
 }
 
@@ -291,8 +291,7 @@ impl BuiltFalcon {
                 mask: mask.clone(),
                 _positions: positions.clone(),
             };
-            hidden =
-                if run.checkpointed { checkpointed(t, &hidden, move |_, x| call.run(x)) } else { call.run(&hidden) };
+            hidden = run.layer(i, &hidden, move |x| call.run(x));
         }
         t.set_layer(0);
         hidden = t.scope("final norm", || t.layer_norm(&hidden, &self.norm[0], &self.norm[1]));

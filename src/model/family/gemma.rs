@@ -7,13 +7,12 @@ use serde_json::{Map, Value};
 
 use crate::issue::{Issue, IssueKind};
 use crate::model::family::common::{
-    Activation, Attend, AttentionPlan, Run, attend_by, eager_mask, gated_mlp, position_ids, rotary_tables, rotate,
-    softcap, window_mask,
+    Activation, Attend, AttentionPlan, Head, Run, attend_by, causal_forward, eager_mask, gated_mlp, position_ids,
+    rotary_tables, rotate, window_mask,
 };
 use crate::model::family::{Built, Dimensions, Model, Parameter, Parameters, matrix, names_of, vector};
 use crate::model::fields::{Fields, MAX_DIMENSION, MAX_HEADS, MAX_LAYERS};
-use crate::recipe::{Attention, Recipe};
-use crate::step::checkpoint::checkpointed;
+use crate::recipe::{Attention, Loss, Recipe};
 use crate::step::shape::{Dim, Shape, Symbol};
 use crate::step::tape::Tape;
 use crate::step::tensor::{Dtype, Tensor};
@@ -287,6 +286,10 @@ impl Model for Gemma {
         }
     }
 
+    fn is_causal_lm(&self) -> bool {
+        true
+    }
+
     fn max_positions(&self) -> Option<u64> {
         None
     }
@@ -295,6 +298,10 @@ impl Model for Gemma {
         if self.generation == Generation::Gemma2 && recipe.attention == Some(Attention::Sdpa) {
             let what = "sdpa attention in Gemma 2, which transformers runs eager".into();
             return vec![Issue::new("recipe.attention", IssueKind::NotModelled { what })];
+        }
+        if self.logits_cap && matches!(recipe.loss, Loss::Chunked(_)) {
+            let what = "a loss in pieces over logits that are capped".into();
+            return vec![Issue::new("recipe.loss", IssueKind::NotModelled { what })];
         }
         Vec::new()
     }
@@ -366,16 +373,9 @@ impl Built for BuiltGemma {
     }
 
     fn forward(&self, run: &Run, batch: &[Tensor]) -> (Tensor, Tensor) {
-        let (t, ids, labels) = (&run.tape, &batch[0], &batch[1]);
-        let hidden = self.hidden_states(&self.plan.run(run), ids);
-        let mut logits = t.scope("head", || t.linear(&hidden, &self.head, None));
-        if self.plan.logits_cap {
-            logits = t.scope("head", || softcap(t, logits));
-        }
-        t.enter(crate::bill::Instant::Loss);
-        let out = t.scope("loss", || t.causal_lm_loss(logits, labels));
-        drop(hidden);
-        out
+        let (ids, labels) = (&batch[0], &batch[1]);
+        let head = Head { weight: &self.head, bias: None, softcap: self.plan.logits_cap };
+        causal_forward(run, labels, &|| self.hidden_states(&self.plan.run(run), ids), &head)
     }
 }
 
@@ -413,8 +413,7 @@ impl BuiltGemma {
                 mask: masks[usize::from(sliding)].clone(),
                 _positions: positions.clone(),
             };
-            hidden =
-                if run.checkpointed { checkpointed(t, &hidden, move |_, x| call.run(x)) } else { call.run(&hidden) };
+            hidden = run.layer(i, &hidden, move |x| call.run(x));
         }
         t.set_layer(0);
         let out = t.scope("final norm", || rms_norm(t, &hidden, &self.norm));

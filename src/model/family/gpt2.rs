@@ -4,13 +4,13 @@ use std::rc::Rc;
 
 use serde_json::{Map, Value};
 
-use crate::bill::Instant;
 use crate::issue::{Issue, IssueKind};
-use crate::model::family::common::{Activation, AttentionPlan, Run, eager_mask, for_sdpa, position_ids};
+use crate::model::family::common::{
+    Activation, AttentionPlan, Head, Run, causal_forward, eager_mask, for_sdpa, position_ids,
+};
 use crate::model::family::{Built, Dimensions, Model, Parameter, Parameters, dotted_names, matrix, vector};
 use crate::model::fields::{Fields, MAX_DIMENSION, MAX_HEADS, MAX_LAYERS};
 use crate::recipe::Recipe;
-use crate::step::checkpoint::checkpointed;
 use crate::step::shape::{Dim, Shape, Symbol};
 use crate::step::tape::Tape;
 use crate::step::tensor::{Dtype, Tensor};
@@ -177,6 +177,10 @@ impl Model for Gpt2 {
         Dimensions { layers: self.layers, hidden: self.hidden, query_width: self.hidden, vocabulary: self.vocab }
     }
 
+    fn is_causal_lm(&self) -> bool {
+        true
+    }
+
     fn max_positions(&self) -> Option<u64> {
         Some(self.positions)
     }
@@ -251,13 +255,9 @@ impl Built for BuiltGpt2 {
     }
 
     fn forward(&self, run: &Run, batch: &[Tensor]) -> (Tensor, Tensor) {
-        let (t, ids, labels) = (&run.tape, &batch[0], &batch[1]);
-        let hidden = self.hidden_states(run, ids);
-        let logits = t.scope("head", || t.linear(&hidden, &self.wte, None));
-        t.enter(Instant::Loss);
-        let out = t.scope("loss", || t.causal_lm_loss(logits, labels));
-        drop(hidden);
-        out
+        let (ids, labels) = (&batch[0], &batch[1]);
+        let head = Head { weight: &self.wte, bias: None, softcap: false };
+        causal_forward(run, labels, &|| self.hidden_states(run, ids), &head)
     }
 }
 
@@ -275,15 +275,14 @@ impl BuiltGpt2 {
         hidden = t.dropout(&hidden, self.plan.embedding_dropout);
         for (i, layer) in (1u32..).zip(&self.layers) {
             t.set_layer(i);
-            let call = Call {
-                plan: self.plan.clone(),
-                layer: layer.clone(),
-                run: run.clone(),
-                mask: mask.clone(),
-                _positions: positions.clone(),
-            };
-            hidden =
-                if run.checkpointed { checkpointed(t, &hidden, move |_, x| call.run(x)) } else { call.run(&hidden) };
+            let call =
+                Call { plan: self.plan.clone(), layer: layer.clone(), run: run.clone(), _positions: positions.clone() };
+            // The mask is a positional argument too, which reentrant checkpointing saves and releases as one.
+            let mut args = vec![hidden.clone()];
+            args.extend(mask.clone());
+            let layer = move |x: &[Tensor]| x.split_first().map(|(x, mask)| call.run(x, mask.first()));
+            let outs = run.layer_many(i, &args, Rc::new(move |_, x| layer(x).into_iter().collect()));
+            hidden = outs.into_iter().next().unwrap_or(hidden);
         }
         t.set_layer(0);
         t.set_scope("final norm");
@@ -303,17 +302,16 @@ struct Call {
     plan: Rc<Gpt2>,
     layer: Rc<Layer>,
     run: Run,
-    mask: Option<Tensor>,
     /// Passed to the layer, which does not use them; a checkpointed call keeps its arguments.
     _positions: Tensor,
 }
 
 impl Call {
-    fn run(&self, x: &Tensor) -> Tensor {
+    fn run(&self, x: &Tensor, mask: Option<&Tensor>) -> Tensor {
         let (t, w) = (&self.run.tape, &self.layer.0);
         let normed = t.scope("attention norm", || t.layer_norm(x, &w[0], &w[1]));
         // The probabilities live in `_` until the block returns.
-        let (attended, probabilities) = t.scope("attention", || self.attention(&normed));
+        let (attended, probabilities) = t.scope("attention", || self.attention(&normed, mask));
         let hidden = t.scope("attention", || t.add(&attended, x));
         drop(normed);
         let normed = t.scope("mlp norm", || t.layer_norm(&hidden, &w[6], &w[7]));
@@ -335,7 +333,7 @@ impl Call {
         t.dropout(&hidden, self.plan.residual_dropout)
     }
 
-    fn attention(&self, x: &Tensor) -> (Tensor, Option<Tensor>) {
+    fn attention(&self, x: &Tensor, mask: Option<&Tensor>) -> (Tensor, Option<Tensor>) {
         let (t, w, p) = (&self.run.tape, &self.layer.0, &self.plan);
         let (b, s, h) = (self.run.batch, self.run.seq, p.h());
         let a = Dim::named(p.heads, Symbol::A);
@@ -357,7 +355,7 @@ impl Call {
                 (t.contiguous(&t.transpose(&out, 1, 2)), None)
             }
             AttentionPlan::Eager => {
-                let (out, weights) = self.eager(&q, &k, &v);
+                let (out, weights) = self.eager((&q, &k, &v), mask);
                 (out, Some(weights))
             }
         };
@@ -368,14 +366,14 @@ impl Call {
     }
 
     /// Eager attention without an FP32 softmax of its own: autocast gives it one.
-    fn eager(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> (Tensor, Tensor) {
+    fn eager(&self, (q, k, v): (&Tensor, &Tensor, &Tensor), mask: Option<&Tensor>) -> (Tensor, Tensor) {
         let t = &self.run.tape;
         let mut weights = {
             let kt = t.transpose(k, 2, 3);
             let raw = t.matmul4(q, &kt);
             t.mul_scalar(&raw)
         };
-        if let Some(mask) = &self.mask {
+        if let Some(mask) = mask {
             weights = t.add(&weights, mask);
         }
         weights = t.softmax(&weights);

@@ -6,12 +6,11 @@ use serde_json::{Map, Value};
 
 use crate::issue::Issue;
 use crate::model::family::common::{
-    Activation, Run, attend, eager_mask, position_ids, rotary_tables, rotate_part, rotated_parts,
+    Activation, Head, Run, attend, causal_forward, eager_mask, position_ids, rotary_tables, rotate_part, rotated_parts,
 };
 use crate::model::family::{Built, Dimensions, Model, Parameter, Parameters, matrix, names_of, vector};
 use crate::model::fields::{Fields, MAX_DIMENSION, MAX_HEADS, MAX_LAYERS};
 use crate::recipe::Recipe;
-use crate::step::checkpoint::checkpointed;
 use crate::step::shape::{Dim, Shape, Symbol};
 use crate::step::tape::Tape;
 use crate::step::tensor::{Dtype, Tensor};
@@ -160,6 +159,10 @@ impl Model for GptNeox {
         Dimensions { layers: self.layers, hidden: self.hidden, query_width: self.hidden, vocabulary: self.vocab }
     }
 
+    fn is_causal_lm(&self) -> bool {
+        true
+    }
+
     fn max_positions(&self) -> Option<u64> {
         None
     }
@@ -227,13 +230,9 @@ impl Built for BuiltGptNeox {
     }
 
     fn forward(&self, run: &Run, batch: &[Tensor]) -> (Tensor, Tensor) {
-        let (t, ids, labels) = (&run.tape, &batch[0], &batch[1]);
-        let hidden = self.hidden_states(run, ids);
-        let logits = t.scope("head", || t.linear(&hidden, &self.head, None));
-        t.enter(crate::bill::Instant::Loss);
-        let out = t.scope("loss", || t.causal_lm_loss(logits, labels));
-        drop(hidden);
-        out
+        let (ids, labels) = (&batch[0], &batch[1]);
+        let head = Head { weight: &self.head, bias: None, softcap: false };
+        causal_forward(run, labels, &|| self.hidden_states(run, ids), &head)
     }
 }
 
@@ -256,8 +255,7 @@ impl BuiltGptNeox {
                 mask: mask.clone(),
                 _positions: positions.clone(),
             };
-            hidden =
-                if run.checkpointed { checkpointed(t, &hidden, move |_, x| call.run(x)) } else { call.run(&hidden) };
+            hidden = run.layer(i, &hidden, move |x| call.run(x));
         }
         t.set_layer(0);
         hidden = t.scope("final norm", || t.layer_norm(&hidden, &self.norm[0], &self.norm[1]));

@@ -7,13 +7,14 @@ use serde_json::{Map, Value};
 
 use crate::bill::Instant;
 use crate::issue::{Issue, IssueKind};
-use crate::model::family::common::{AttentionPlan, Run, eager_mask, position_ids, repeat_kv};
+use crate::model::family::common::{
+    AttentionPlan, Run, eager_mask, position_ids, refuse_other_checkpointing, repeat_kv,
+};
 use crate::model::family::experts::{Experts, Gate, Routed};
 use crate::model::family::rotary::olmo_norm;
 use crate::model::family::{Built, Dimensions, Model, Parameter, Parameters, matrix, names_of, vector};
 use crate::model::fields::{Fields, MAX_DIMENSION, MAX_HEADS, MAX_LAYERS};
 use crate::recipe::{Attention, Recipe};
-use crate::step::checkpoint::checkpointed;
 use crate::step::shape::{Dim, Shape, Symbol};
 use crate::step::tape::Tape;
 use crate::step::tensor::{Dtype, Tensor};
@@ -183,7 +184,7 @@ impl Model for GptOss {
 
     fn refusals(&self, recipe: &Recipe) -> Vec<Issue> {
         if recipe.attention != Some(Attention::Sdpa) {
-            return Vec::new();
+            return refuse_other_checkpointing(recipe);
         }
         let what = "sdpa attention in GPT-OSS, which transformers runs eager".into();
         vec![Issue::new("recipe.attention", IssueKind::NotModelled { what })]
@@ -310,8 +311,7 @@ impl BuiltGptOss {
                 cos: cos.clone(),
                 _positions: positions.clone(),
             };
-            hidden =
-                if run.checkpointed { checkpointed(t, &hidden, move |_, x| call.run(x)) } else { call.run(&hidden) };
+            hidden = run.layer(i, &hidden, move |x| call.run(x));
         }
         t.set_layer(0);
         let out = t.scope("final norm", || olmo_norm(t, &hidden, &self.norm));

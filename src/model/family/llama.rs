@@ -7,13 +7,13 @@ use serde_json::{Map, Value};
 
 use crate::issue::{Issue, IssueKind};
 use crate::model::family::common::{
-    Activation, Run, attend, eager_mask, position_ids, product_of, rms_norm, rotary_tables, rotate, window_mask,
+    Activation, Head, Run, attend, causal_forward, eager_mask, position_ids, product_of, rms_norm, rotary_tables,
+    rotate, window_mask,
 };
 use crate::model::family::experts::{Experts, Gate, Routed};
 use crate::model::family::{Built, Dimensions, Model, Parameter, Parameters, dotted_names, matrix, names_of, vector};
 use crate::model::fields::{Fields, MAX_DIMENSION, MAX_HEADS, MAX_LAYERS};
 use crate::recipe::Recipe;
-use crate::step::checkpoint::checkpointed;
 use crate::step::shape::{Dim, Shape, Symbol};
 use crate::step::tape::Tape;
 use crate::step::tensor::{Dtype, Tensor};
@@ -417,6 +417,10 @@ impl Model for Decoder {
         }
     }
 
+    fn is_causal_lm(&self) -> bool {
+        true
+    }
+
     fn max_positions(&self) -> Option<u64> {
         None
     }
@@ -506,13 +510,9 @@ impl Built for BuiltDecoder {
     }
 
     fn forward(&self, run: &Run, batch: &[Tensor]) -> (Tensor, Tensor) {
-        let (t, ids, labels) = (&run.tape, &batch[0], &batch[1]);
-        let hidden = self.hidden_states(run, ids);
-        let logits = t.scope("head", || t.linear(&hidden, &self.head, None));
-        t.enter(crate::bill::Instant::Loss);
-        let out = t.scope("loss", || t.causal_lm_loss(logits, labels));
-        drop(hidden);
-        out
+        let (ids, labels) = (&batch[0], &batch[1]);
+        let head = Head { weight: &self.head, bias: None, softcap: false };
+        causal_forward(run, labels, &|| self.hidden_states(run, ids), &head)
     }
 }
 
@@ -541,8 +541,7 @@ impl BuiltDecoder {
                 mask: if sliding { &near } else { &mask }.clone(),
                 _positions: positions.clone(),
             };
-            hidden =
-                if run.checkpointed { checkpointed(t, &hidden, move |_, x| call.run(x)) } else { call.run(&hidden) };
+            hidden = run.layer(i, &hidden, move |x| call.run(x));
         }
         t.set_layer(0);
         let out = t.scope("final norm", || rms_norm(t, &hidden, &self.norm));

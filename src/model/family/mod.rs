@@ -82,6 +82,10 @@ pub trait Model: Debug {
     fn takes_math_attention(&self) -> bool {
         false
     }
+    /// Whether it is a causal language model whose head and loss can be computed otherwise than all at once.
+    fn is_causal_lm(&self) -> bool {
+        false
+    }
     /// The buffers, in FP32 elements each.
     fn buffers(&self) -> Vec<u64>;
     /// The buffers, in bytes each, of a model with weights of `weights`.

@@ -155,11 +155,15 @@ impl Model for ResNet {
     }
 
     fn refusals(&self, recipe: &Recipe) -> Vec<Issue> {
-        if recipe.checkpointing == Checkpointing::None {
-            return Vec::new();
+        let refused = |field: &str, what: &str| Issue::new(field, IssueKind::NotModelled { what: what.into() });
+        let mut issues = Vec::new();
+        if recipe.checkpointing != Checkpointing::None {
+            issues.push(refused("recipe.checkpointing", "checkpointing in torchvision's ResNet, which has none"));
         }
-        let kind = IssueKind::NotModelled { what: "checkpointing in torchvision's ResNet, which has none".into() };
-        vec![Issue::new("recipe.checkpointing", kind)]
+        if recipe.eval_after {
+            issues.push(refused("recipe.eval_after", "evaluation of batch norm"));
+        }
+        issues
     }
 
     fn symbols(&self, recipe: &Recipe) -> Vec<(&'static str, u64)> {

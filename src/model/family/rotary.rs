@@ -7,13 +7,12 @@ use serde_json::{Map, Value};
 
 use crate::issue::Issue;
 use crate::model::family::common::{
-    Activation, Run, attend, eager_mask, gated_mlp, position_ids, rms_norm, rotary_tables, rotate, rotated_parts,
-    window_mask,
+    Activation, Head, Run, attend, causal_forward, eager_mask, gated_mlp, position_ids, rms_norm, rotary_tables,
+    rotate, rotated_parts, window_mask,
 };
 use crate::model::family::{Built, Dimensions, Model, Parameter, Parameters, matrix, names_of, vector};
 use crate::model::fields::{Fields, MAX_DIMENSION, MAX_HEADS, MAX_LAYERS};
 use crate::recipe::Recipe;
-use crate::step::checkpoint::checkpointed;
 use crate::step::shape::{Dim, Shape, Symbol};
 use crate::step::tape::Tape;
 use crate::step::tensor::{Dtype, Tensor};
@@ -354,6 +353,10 @@ impl Model for Decoder {
         }
     }
 
+    fn is_causal_lm(&self) -> bool {
+        true
+    }
+
     fn max_positions(&self) -> Option<u64> {
         None
     }
@@ -427,13 +430,9 @@ impl Built for BuiltDecoder {
     }
 
     fn forward(&self, run: &Run, batch: &[Tensor]) -> (Tensor, Tensor) {
-        let (t, ids, labels) = (&run.tape, &batch[0], &batch[1]);
-        let hidden = self.hidden_states(run, ids);
-        let logits = t.scope("head", || t.linear(&hidden, &self.head, self.head_bias.as_ref()));
-        t.enter(crate::bill::Instant::Loss);
-        let out = t.scope("loss", || t.causal_lm_loss(logits, labels));
-        drop(hidden);
-        out
+        let (ids, labels) = (&batch[0], &batch[1]);
+        let head = Head { weight: &self.head, bias: self.head_bias.as_ref(), softcap: false };
+        causal_forward(run, labels, &|| self.hidden_states(run, ids), &head)
     }
 }
 
@@ -465,8 +464,7 @@ impl BuiltDecoder {
                 mask: mask.clone(),
                 _positions: positions.clone(),
             };
-            hidden =
-                if run.checkpointed { checkpointed(t, &hidden, move |_, x| call.run(x)) } else { call.run(&hidden) };
+            hidden = run.layer(i, &hidden, move |x| call.run(x));
         }
         t.set_layer(0);
         let norm = [self.norm[0].as_ref(), self.norm[1].as_ref()];

@@ -11,7 +11,6 @@ use crate::model::family::common::{Activation, Run, attend};
 use crate::model::family::{Built, Dimensions, Model, Parameter, Parameters, dotted_names, matrix, names_of, vector};
 use crate::model::fields::{Fields, MAX_DIMENSION, MAX_HEADS, MAX_LAYERS};
 use crate::recipe::Recipe;
-use crate::step::checkpoint::checkpointed;
 use crate::step::ops::Window;
 use crate::step::shape::{Dim, Shape, Symbol};
 use crate::step::tape::Tape;
@@ -303,8 +302,7 @@ impl BuiltVit {
         for (i, layer) in (1u32..).zip(&self.layers) {
             t.set_layer(i);
             let call = Call { plan: self.plan.clone(), layer: layer.clone(), run: run.clone() };
-            hidden =
-                if run.checkpointed { checkpointed(t, &hidden, move |_, x| call.run(x)) } else { call.run(&hidden) };
+            hidden = run.layer(i, &hidden, move |x| call.run(x));
         }
         t.set_layer(0);
         let out = t.scope("final norm", || t.layer_norm(&hidden, &self.head[0], &self.head[1]));

@@ -9,11 +9,10 @@ use serde_json::{Map, Value};
 
 use crate::bill::{Instant, Part};
 use crate::issue::Issue;
-use crate::model::family::common::{Activation, AttentionPlan, Run, eager_mask};
+use crate::model::family::common::{Activation, AttentionPlan, Run, eager_mask, refuse_other_checkpointing};
 use crate::model::family::{Built, Dimensions, Model, Parameter, Parameters, matrix, names_of, vector};
 use crate::model::fields::{Fields, MAX_DIMENSION, MAX_HEADS, MAX_LAYERS};
 use crate::recipe::Recipe;
-use crate::step::checkpoint::checkpointed;
 use crate::step::ops::Window;
 use crate::step::shape::{Dim, Shape, Symbol};
 use crate::step::tape::Tape;
@@ -230,8 +229,8 @@ impl Model for Whisper {
         Some(self.positions[1])
     }
 
-    fn refusals(&self, _: &Recipe) -> Vec<Issue> {
-        Vec::new()
+    fn refusals(&self, recipe: &Recipe) -> Vec<Issue> {
+        refuse_other_checkpointing(recipe)
     }
 
     fn symbols(&self, recipe: &Recipe) -> Vec<(&'static str, u64)> {
@@ -421,8 +420,8 @@ impl BuiltWhisper {
         for (i, layer) in stack.layers.iter().enumerate() {
             t.set_layer(u32::try_from(from + i + 1).unwrap_or(u32::MAX));
             let call = Call { plan: self.plan.clone(), layer: layer.clone(), run: run.clone(), over: over.clone() };
-            hidden =
-                if run.checkpointed { checkpointed(t, &hidden, move |_, x| call.run(x)) } else { call.run(&hidden) };
+            let number = u32::try_from(from + i + 1).unwrap_or(u32::MAX);
+            hidden = run.layer(number, &hidden, move |x| call.run(x));
         }
         t.set_layer(0);
         t.scope("final norm", || t.layer_norm(&hidden, &stack.norm[0], &stack.norm[1]))

@@ -82,6 +82,7 @@ impl Tape {
         dropout: f64,
         forced: Option<SdpaPath>,
     ) -> Tensor {
+        let dropout = self.dropped(dropout);
         let v = &self.autocast_lower(v);
         let k = &self.autocast_lower(k);
         let q = &self.autocast_lower(q);
@@ -105,6 +106,7 @@ impl Tape {
     /// otherwise. Its rows are padded to a multiple of eight and it is expanded over the batch, which backward undoes.
     #[must_use]
     pub fn sdpa_biased(&self, q: &Tensor, k: &Tensor, v: &Tensor, bias: &Tensor, dropout: f64) -> Tensor {
+        let dropout = self.dropped(dropout);
         let bias = self.autocast_lower(bias);
         let v = &self.autocast_lower(v);
         let k = &self.autocast_lower(k);
@@ -150,25 +152,29 @@ impl Tape {
         let r = Recorder::begin(self, &[q, k, v]);
         let inputs = [k, q, v].map(|x| r.save(x));
         let (b, a, s, d) = (q.dim(0), q.dim(1), q.dim(2), q.dim(3));
-        let out = self.temp(q.shape().like(), q.dtype(), "attention output");
-        let lse = self.temp(Shape::new(&[b, a, s]), Dtype::F32, "log-sum-exp");
-        let splits = if dropout > 0.0 { 1 } else { flash_splits(self.device(), b.n * a.n, s.n, k.dim(2).n, d.n) };
-        let parts = (splits > 1).then(|| {
-            let n = Dim::plain(splits);
-            let lse = self.temp(Shape::new(&[n, b, a, s]), Dtype::F32, "split log-sum-exp");
-            let head = Dim::plain(rounded_head(d.n));
-            (lse, self.temp(Shape::new(&[n, b, a, s, head]), Dtype::F32, "split attention output"))
+        let outs = self.computed(&|| {
+            let out = self.temp(q.shape().like(), q.dtype(), "attention output");
+            let lse = self.temp(Shape::new(&[b, a, s]), Dtype::F32, "log-sum-exp");
+            let splits = if dropout > 0.0 { 1 } else { flash_splits(self.device(), b.n * a.n, s.n, k.dim(2).n, d.n) };
+            let parts = (splits > 1).then(|| {
+                let n = Dim::plain(splits);
+                let lse = self.temp(Shape::new(&[n, b, a, s]), Dtype::F32, "split log-sum-exp");
+                let head = Dim::plain(rounded_head(d.n));
+                (lse, self.temp(Shape::new(&[n, b, a, s, head]), Dtype::F32, "split attention output"))
+            });
+            let (seed, offset) = if dropout > 0.0 {
+                let state = self.scratch(16, "generator state");
+                let offset = self.scratch(8, "generator offset");
+                let kept = self.scratch(16, "generator state");
+                drop(state);
+                (kept, offset)
+            } else {
+                (self.scratch(16, "generator state"), self.scratch(8, "generator offset"))
+            };
+            drop(parts);
+            vec![out, lse, seed, offset]
         });
-        let (seed, offset) = if dropout > 0.0 {
-            let state = self.scratch(16, "generator state");
-            let offset = self.scratch(8, "generator offset");
-            let kept = self.scratch(16, "generator state");
-            drop(state);
-            (kept, offset)
-        } else {
-            (self.scratch(16, "generator state"), self.scratch(8, "generator offset"))
-        };
-        drop(parts);
+        let [out, lse, seed, offset] = four(self, outs);
         let outputs = [&lse, &out, &seed, &offset].map(|x| Some(r.save(x)));
         let saved = Kept { bias: None, inputs, outputs };
         drop((lse, seed, offset));
@@ -209,23 +215,32 @@ impl Tape {
         let sb = bias.map(|bias| r.save(bias));
         let trained_bias = bias.filter(|bias| bias.requires_grad()).map(|bias| (*bias.shape(), bias.dtype()));
         let (b, a, s, d) = (q.dim(0), q.dim(1), q.dim(2), q.dim(3));
-        let state = (dropout <= 0.0).then(|| (self.scratch(8, "generator state"), self.scratch(8, "generator offset")));
-        // Laid out [b, s, a, d], seen as [b, a, s, d].
-        let out = self.temp(Shape::new(&[b, s, a, v.dim(3)]), q.dtype(), "attention output");
-        let out = {
-            let seen = out.alias(out.shape().transposed(1, 2));
-            drop(out);
-            seen
-        };
-        let padded = Dim::plain(s.n.next_multiple_of(32));
-        // Only where a gradient is wanted (`should_compute_logsumexp`, attention.cpp).
-        let lse = r.recorded().then(|| self.temp(Shape::new(&[b, a, padded]), Dtype::F32, "log-sum-exp"));
-        // Output of heads too large for registers gathers in FP32 (`kNeedsOutputAccumulatorBuffer`).
-        if q.dtype().is_half() && d.n.max(v.dim(3).n) > 128 {
-            let gathers = self.temp(*out.shape(), Dtype::F32, "attention output in FP32");
-            drop(gathers);
-        }
-        let (seed, offset) = state.unzip();
+        let recorded = r.recorded();
+        let outs = self.computed(&|| {
+            let state =
+                (dropout <= 0.0).then(|| (self.scratch(8, "generator state"), self.scratch(8, "generator offset")));
+            // Laid out [b, s, a, d], seen as [b, a, s, d].
+            let out = self.temp(Shape::new(&[b, s, a, v.dim(3)]), q.dtype(), "attention output");
+            let out = {
+                let seen = out.alias(out.shape().transposed(1, 2));
+                drop(out);
+                seen
+            };
+            let padded = Dim::plain(s.n.next_multiple_of(32));
+            // Only where a gradient is wanted (`should_compute_logsumexp`, attention.cpp).
+            let lse = recorded.then(|| self.temp(Shape::new(&[b, a, padded]), Dtype::F32, "log-sum-exp"));
+            // Output of heads too large for registers gathers in FP32 (`kNeedsOutputAccumulatorBuffer`).
+            if q.dtype().is_half() && d.n.max(v.dim(3).n) > 128 {
+                let gathers = self.temp(*out.shape(), Dtype::F32, "attention output in FP32");
+                drop(gathers);
+            }
+            let (seed, offset) = state.unzip();
+            [Some(out), lse, seed, offset].into_iter().flatten().collect()
+        });
+        let mut outs = outs.into_iter();
+        let Some(out) = outs.next() else { return q.clone() };
+        let lse = if recorded { outs.next() } else { None };
+        let (seed, offset) = (outs.next(), outs.next());
         let outputs = [lse.as_ref(), Some(&out), offset.as_ref(), seed.as_ref()].map(|x| x.map(|x| r.save(x)));
         let saved = Kept { bias: sb, inputs, outputs };
         drop((lse, seed, offset));
@@ -279,11 +294,19 @@ impl Tape {
         let inputs = [k, q, v].map(|x| r.save(x));
         let sb = bias.map(|bias| r.save(bias));
         let (b, a, s, d) = (q.dim(0), q.dim(1), q.dim(2), q.dim(3));
-        let (seed, offset) = (self.scratch(8, "generator state"), self.scratch(8, "generator offset"));
-        let out = self.temp(q.shape().narrowed(3, v.dim(3)).like(), q.dtype(), "attention output");
-        // As in `efficient`.
-        let lse = r.recorded().then(|| self.temp(Shape::new(&[b, a, s]), Dtype::F32, "log-sum-exp"));
-        let outputs = [lse.as_ref(), Some(&out), Some(&offset), Some(&seed)].map(|x| x.map(|x| r.save(x)));
+        let recorded = r.recorded();
+        let outs = self.computed(&|| {
+            let (seed, offset) = (self.scratch(8, "generator state"), self.scratch(8, "generator offset"));
+            let out = self.temp(q.shape().narrowed(3, v.dim(3)).like(), q.dtype(), "attention output");
+            // As in `efficient`.
+            let lse = recorded.then(|| self.temp(Shape::new(&[b, a, s]), Dtype::F32, "log-sum-exp"));
+            [Some(out), lse, Some(seed), Some(offset)].into_iter().flatten().collect()
+        });
+        let mut outs = outs.into_iter();
+        let Some(out) = outs.next() else { return q.clone() };
+        let lse = if recorded { outs.next() } else { None };
+        let (seed, offset) = (outs.next(), outs.next());
+        let outputs = [lse.as_ref(), Some(&out), offset.as_ref(), seed.as_ref()].map(|x| x.map(|x| r.save(x)));
         let saved = Kept { bias: sb, inputs, outputs };
         drop((lse, seed, offset));
         r.finish(out, move |t, g| {
@@ -339,6 +362,11 @@ impl Tape {
     }
 }
 
+/// The four outputs of an attention kernel.
+fn four(t: &Tape, outs: Vec<Tensor>) -> [Tensor; 4] {
+    outs.try_into().unwrap_or_else(|_| [(); 4].map(|()| t.scalar(Dtype::F32, "attention output")))
+}
+
 /// What fused attention keeps, in the order in which it is let go: a bias, keys, queries, values, log-sum-exp, output and
 /// the generator's state (`release_variables` of their nodes, torch/csrc/autograd/generated/Functions.h, 2.15).
 struct Kept {
@@ -348,11 +376,13 @@ struct Kept {
 }
 
 impl Kept {
+    /// In the order of their names.
     fn unpack(&self, t: &Tape) -> [Option<Tensor>; 8] {
-        let [k, q, v] = self.inputs.each_ref().map(|s| s.unpack(t));
         let of = |s: &Option<Saved>| s.as_ref().and_then(|s| s.unpack(t));
+        let bias = of(&self.bias);
+        let [k, q, v] = self.inputs.each_ref().map(|s| s.unpack(t));
         let [lse, out, offset, seed] = self.outputs.each_ref().map(of);
-        [of(&self.bias), k, q, v, lse, out, offset, seed]
+        [bias, k, q, v, lse, out, offset, seed]
     }
 }
 

@@ -25,11 +25,11 @@ impl Tape {
     /// (`enable_input_require_grads`).
     #[must_use]
     pub fn input(&self, out: Tensor) -> Tensor {
-        if !self.inputs_need_grad() || out.requires_grad() {
+        if !self.inputs_need_grad() || !self.grad_enabled() || out.requires_grad() {
             return out;
         }
         let (leaf, gradient) = Recorder::force(&out);
-        self.pin(leaf.clone(), gradient);
+        self.pin((leaf.clone(), gradient));
         leaf
     }
 

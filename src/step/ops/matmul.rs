@@ -24,6 +24,15 @@ impl Tape {
         out
     }
 
+    /// A product of the forward.
+    fn product(&self, shape: Shape, like: &Tensor, op: &'static str) -> Tensor {
+        self.one_computed(&|| self.product_out(shape, like, op))
+    }
+
+    fn one_computed(&self, compute: &dyn Fn() -> Tensor) -> Tensor {
+        self.computed(&|| vec![compute()]).pop().unwrap_or_else(compute)
+    }
+
     /// `nn.Linear`: weight [out, in].
     #[must_use]
     pub fn linear(&self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Tensor {
@@ -46,6 +55,11 @@ impl Tape {
         let result = match (quantized, bias) {
             (Some(quantized), _) => self.linear_quantized(x, &quantized, bias.is_some()),
             (None, None) => self.linear_plain(x, &in_use),
+            // Only what is contiguous goes through `addmm` (`at::linear`, ATen/native/Linear.cpp).
+            (None, Some(bias)) if x.shape().rank() > 2 && !self.is_contiguous_below_autocast(x) => {
+                let product = self.linear_plain(x, &in_use);
+                self.add_in_place(&product, bias)
+            }
             (None, Some(bias)) => self.linear_bias(x, &in_use, bias, layout),
         };
         self.adapted(x, weight, bias.as_ref(), layout, result)
@@ -55,12 +69,21 @@ impl Tape {
     pub(super) fn linear_plain(&self, x: &Tensor, weight: &Tensor) -> Tensor {
         let weight = &self.autocast_lower(weight);
         let x = &self.autocast_lower(x);
+        let whole = x;
+        let (rows, last) = flat_rows(x);
+        let x = &if x.shape().viewed(&[rows, last]).is_some() {
+            x.clone()
+        } else if weight.requires_grad() || x.shape().rank() != 3 {
+            // Flattened by a copy (`should_fold`, ATen/native/LinearAlgebra.cpp).
+            self.reshape(x, &[rows, last])
+        } else {
+            return self.linear_batched(x, weight);
+        };
         let r = Recorder::begin(self, &[x, weight]);
         let sw = r.save_if(x.requires_grad(), weight);
         let sx = r.save_if(weight.requires_grad(), x);
-        let (rows, last) = flat_rows(x);
         let features = weight.dim(0);
-        let out = self.product_out(Shape::new(&[rows, features]), x, "matmul");
+        let out = self.product(Shape::new(&[rows, features]), x, "matmul");
         let (before, wshape) = (*x.shape(), *weight.shape());
         let out = r.finish(out, move |t, g| {
             let mut out: Grads = vec![None, None];
@@ -77,7 +100,26 @@ impl Tape {
             }
             out
         });
-        self.unflatten(out, x)
+        self.unflatten(out, whole)
+    }
+
+    /// Without a bias, a frozen weight and rows that cannot be flattened: one product a sequence.
+    fn linear_batched(&self, x: &Tensor, weight: &Tensor) -> Tensor {
+        let r = Recorder::begin(self, &[x]);
+        let sw = r.save_if(x.requires_grad(), weight);
+        let out = self.product(with_last(x, weight.dim(0)), x, "matmul");
+        let shape = x.shape().contiguous();
+        r.finish(out, move |t, g| {
+            let (Some(g), Some(weight)) = (first(g), sw.unpack(t)) else { return vec![None] };
+            let grad = t.product_out(shape, g, "grad of matmul input");
+            drop(weight);
+            vec![Some(grad)]
+        })
+    }
+
+    /// Whether an operand is contiguous as autocast gives it to a product: a cast is a dense copy.
+    fn is_contiguous_below_autocast(&self, x: &Tensor) -> bool {
+        x.shape().is_contiguous() || self.autocast().is_some_and(|dtype| dtype != x.dtype())
     }
 
     /// The product over flattened rows seen with `x`'s leading sizes: a view with a node of its own, which copies a
@@ -104,18 +146,21 @@ impl Tape {
         };
         let (weight, x, bias) = (&casts.0, &casts.1, &casts.2);
         let r = Recorder::begin(self, &[bias, x, weight]);
-        let sw = r.save_if(x.requires_grad(), weight);
         let sx = r.save_if(weight.requires_grad(), x);
+        let sw = r.save_if(x.requires_grad(), weight);
         let (rows, last) = flat_rows(x);
         let features = bias.dim(0);
-        let out = self.temp(Shape::new(&[rows, features]), x.dtype(), "matmul");
-        let workspace = self.blas_lt_workspace();
-        drop(workspace);
+        let out = self.one_computed(&|| {
+            let out = self.temp(Shape::new(&[rows, features]), x.dtype(), "matmul");
+            let workspace = self.blas_lt_workspace();
+            drop(workspace);
+            out
+        });
         let (before, wshape, needs_bias) = (*x.shape(), *weight.shape(), bias.requires_grad());
         let out = r.finish(out, move |t, g| {
             let mut out: Grads = vec![None, None, None];
             let Some(g) = first(g) else { return out };
-            let (w, x) = (sw.unpack(t), sx.unpack(t));
+            let (x, w) = (sx.unpack(t), sw.unpack(t));
             if w.is_some() {
                 let grad = t.product_out(Shape::new(&[rows, last]), g, "grad of matmul input");
                 out[1] = Some(t.reshape_raw(&grad, before.dims()));
@@ -164,7 +209,7 @@ impl Tape {
         let r = Recorder::begin(self, &[a, b]);
         let sb = r.save_if(a.requires_grad(), b);
         let sa = r.save_if(b.requires_grad(), a);
-        let out = self.product_out(Shape::new(&[a.dim(0), a.dim(1), b.dim(2)]), a, "batched matmul");
+        let out = self.product(Shape::new(&[a.dim(0), a.dim(1), b.dim(2)]), a, "batched matmul");
         drop(input);
         let (ashape, bshape) = (*a.shape(), *b.shape());
         r.finish(out, move |t, g| {
@@ -190,7 +235,7 @@ impl Tape {
         let r = Recorder::begin(self, &[a, b]);
         let sb = r.save_if(a.requires_grad(), b);
         let sa = r.save_if(b.requires_grad(), a);
-        let out = self.product_out(Shape::new(&[a.dim(0), a.dim(1), b.dim(2)]), a, "batched matmul");
+        let out = self.product(Shape::new(&[a.dim(0), a.dim(1), b.dim(2)]), a, "batched matmul");
         let (ashape, bshape) = (*a.shape(), *b.shape());
         r.finish(out, move |t, g| {
             let mut out: Grads = vec![None, None];

@@ -14,9 +14,7 @@ impl Tape {
         let (weight, bias) = (&self.autocast_f32(weight), &self.autocast_f32(bias));
         let x = &self.autocast_f32(x);
         let r = Recorder::begin(self, &[x, weight, bias]);
-        let sx = r.save(x);
-        // Kept too, which matters where they are casts.
-        let saved = (r.save(weight), r.save(bias));
+        let (sb, sx, sw) = (r.save(bias), r.save(x), r.save(weight));
         let last = x.shape().rank() - 1;
         let stats = x.shape().narrowed(last, Dim::plain(1)).contiguous();
         let dense = self.contiguous_raw(x);
@@ -28,13 +26,16 @@ impl Tape {
         let (wshape, wdtype) = (*weight.shape(), weight.dtype());
         let (needs_x, needs_w, needs_b) = (x.requires_grad(), weight.requires_grad(), bias.requires_grad());
         r.finish(out, move |t, g| {
+            let bias = sb.unpack(t);
             let (Some(g), Some(x)) = (first(g), sx.unpack(t)) else { return vec![None, None, None] };
-            let stats = (saved.0.unpack(t), saved.1.unpack(t), sm.unpack(t), sr.unpack(t));
+            let weight = sw.unpack(t);
+            let stats = (sm.unpack(t), sr.unpack(t));
             let dense = [g, &x].map(|x| t.contiguous_raw(x));
             let dx = needs_x.then(|| t.temp(x.shape().contiguous(), x.dtype(), "grad of layer norm"));
             let dw = needs_w.then(|| t.temp(wshape, wdtype, "grad of layer norm weight"));
             let db = needs_b.then(|| t.temp(wshape, wdtype, "grad of layer norm bias"));
-            drop((dense, stats));
+            drop((dense, stats, weight));
+            drop((x, bias));
             vec![dx, dw, db]
         })
     }

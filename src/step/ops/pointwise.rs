@@ -50,7 +50,7 @@ impl Tape {
         if x.dtype() == dtype || !x.dtype().is_floating() {
             return x.clone();
         }
-        let leaf = x.leaf().filter(|_| x.dtype() == Dtype::F32 && x.is_trained()).map(|l| l.id);
+        let leaf = x.gathering_node().filter(|_| x.dtype() == Dtype::F32);
         if let Some(id) = leaf
             && let Some(cast) = self.cached_cast(id)
         {
@@ -370,7 +370,7 @@ impl Tape {
     /// `dropout(x, p)` with p > 0 in training (`native_dropout`): a mask of one byte per element, and the result.
     #[must_use]
     pub fn dropout(&self, x: &Tensor, p: f64) -> Tensor {
-        if p <= 0.0 {
+        if self.dropped(p) <= 0.0 {
             return x.clone();
         }
         let r = Recorder::begin(self, &[x]);
@@ -394,11 +394,5 @@ impl Tape {
         // Summed with its dimensions kept, then seen without the leading ones.
         let sum = self.sum_over(x, sizes);
         if lead == 0 { sum } else { sum.alias(*sum.shape()) }
-    }
-
-    /// A tensor through which gradients flow, sharing `x`'s storage: what a detached checkpoint input becomes.
-    #[expect(clippy::unused_self, reason = "reads as the other operations do")]
-    pub(crate) fn require_grad(&self, x: &Tensor) -> Tensor {
-        Recorder::force(x).0
     }
 }

@@ -140,6 +140,19 @@ impl Tape {
         })
     }
 
+    /// `x.chunk(n)` along the first dimension: views of equal size, the last one of what is left; the backward joins the
+    /// gradients in one tensor (`split_backward`).
+    #[must_use]
+    pub fn chunk(&self, x: &Tensor, n: u64) -> Vec<Tensor> {
+        let rows = x.dim(0).n;
+        let size = rows.div_ceil(n.max(1)).max(1);
+        let r = Recorder::begin(self, &[x]);
+        let (whole, dtype) = (*x.shape(), x.dtype());
+        let part = |from: u64| x.alias(whole.narrowed(0, Dim::plain(size.min(rows - from))));
+        let outs = (0..rows.div_ceil(size)).map(|i| part(i * size)).collect();
+        r.finish_many(outs, move |t, _| vec![Some(t.temp(whole.contiguous(), dtype, "grad of chunk"))])
+    }
+
     /// `cat((nothing, x))`: a contiguous copy, whose backward narrows.
     #[must_use]
     pub fn cat_alone(&self, x: &Tensor) -> Tensor {

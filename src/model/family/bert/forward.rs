@@ -6,7 +6,6 @@ use crate::bill::Instant;
 use crate::model::family::bert::{Bert, Head, Kind, LAYER, Places};
 use crate::model::family::common::{Run, attend_to_all};
 use crate::model::family::{Built, Parameters};
-use crate::step::checkpoint::checkpointed;
 use crate::step::shape::{Dim, Shape};
 use crate::step::tape::Tape;
 use crate::step::tensor::{Dtype, Tensor};
@@ -110,8 +109,7 @@ impl BuiltBert {
         for (i, layer) in (1u32..).zip(&self.layers) {
             t.set_layer(i);
             let call = Call { plan: self.plan.clone(), layer: layer.clone(), run: run.clone() };
-            hidden =
-                if run.checkpointed { checkpointed(t, &hidden, move |_, x| call.run(x)) } else { call.run(&hidden) };
+            hidden = run.layer(i, &hidden, move |x| call.run(x));
         }
         t.set_layer(0);
         drop(embedded);

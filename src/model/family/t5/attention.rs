@@ -46,7 +46,7 @@ impl Attention {
         let mut k = heads(states, 1);
         let mut v = heads(states, 2);
         // The decoder's own config leaves its cache on, save under checkpointing.
-        if over.decoder && !run.checkpointed {
+        if over.decoder && !run.checkpointed() {
             let cached = (t.cat_alone(&k), t.cat_alone(&v));
             (k, v) = cached;
         }
@@ -76,7 +76,7 @@ impl Attention {
         let (rows, keys) = (q.dim(2), k.dim(2));
         let Some(table) = &self.relative else {
             let shape = Shape::new(&[Dim::plain(1), p.a(), rows, keys]);
-            return if run.checkpointed {
+            return if run.checkpointed() {
                 t.leaf_without_parameter(shape, q.dtype(), "cross-attention bias")
             } else {
                 t.temp(shape, q.dtype(), "cross-attention bias")

@@ -4,18 +4,21 @@ use std::rc::Rc;
 
 use crate::bill::Instant;
 use crate::issue::{Issue, IssueKind};
-use crate::model::family::common::{Run, eager_mask};
+use crate::model::family::common::{Run, eager_mask, refuse_other_checkpointing};
 use crate::model::family::t5::attention::{Attended, Attention, Over};
 use crate::model::family::t5::{LayerShapes, T5};
 use crate::model::family::{Built, Parameters, matrix, vector};
 use crate::recipe::{Attention as Implementation, Recipe, SdpaBackend};
-use crate::step::checkpoint::checkpointed_many;
 use crate::step::shape::{Dim, Shape};
 use crate::step::tape::Tape;
 use crate::step::tensor::{Dtype, Tensor};
 
 /// Forced backends that cannot take a bias, and `math`.
 pub(super) fn refusals(recipe: &Recipe) -> Vec<Issue> {
+    let checkpointing = refuse_other_checkpointing(recipe);
+    if !checkpointing.is_empty() {
+        return checkpointing;
+    }
     let eager = recipe.attention == Some(Implementation::Eager);
     match recipe.sdpa_backend {
         None | Some(SdpaBackend::EfficientAttention) => Vec::new(),
@@ -151,11 +154,12 @@ impl BuiltT5 {
                 bias: bias.clone(),
                 cross_bias: cross_bias.clone(),
             };
-            let mut out = if run.checkpointed {
-                checkpointed_many(t, &hidden, move |_, x| call.run(x))
-            } else {
-                call.run(&hidden)
-            };
+            let number = u32::try_from(from + i + 1).unwrap_or(u32::MAX);
+            let mut out = run.layer_many(
+                number,
+                core::slice::from_ref(&hidden),
+                Rc::new(move |_, x| x.first().map(|x| call.run(x)).unwrap_or_default()),
+            );
             // Hidden states, the bias, and in a decoder that of cross-attention.
             cross_bias = if out.len() > 2 { out.pop() } else { None };
             bias = out.pop();

@@ -1,0 +1,57 @@
+//! What is kept for backward beyond the plain step: activation checkpointing and how the loss is computed.
+
+use serde::{Deserialize, Serialize};
+
+/// Activation checkpointing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum Checkpointing {
+    /// Every saved tensor is kept.
+    #[default]
+    None,
+    /// Each layer keeps its input and is run again in backward (`torch.utils.checkpoint`, `use_reentrant=False`).
+    Full,
+    /// The same as an autograd function of its own, with a backward inside the backward (`use_reentrant=True`).
+    Reentrant,
+    /// As `full`, but the outputs of matrix products and of attention are kept instead of computed again
+    /// (`create_selective_checkpoint_contexts`).
+    Selective,
+    /// Layers 0, k, 2k, … are run again (`use_reentrant=False`); the others keep every saved tensor.
+    Every(u64),
+    /// Nothing is run again: what a layer saves, weights included, goes to host memory and comes back in backward
+    /// (`torch.autograd.graph.save_on_cpu` around each layer).
+    Offload,
+    /// As `full`, the layers' inputs in host memory.
+    FullOffload,
+}
+
+impl Checkpointing {
+    /// The modes without a number, in the order they are offered.
+    pub const NAMED: [Self; 6] =
+        [Self::None, Self::Full, Self::Selective, Self::Reentrant, Self::Offload, Self::FullOffload];
+
+    /// Of how many layers one is run again in backward; none: no layer is.
+    #[must_use]
+    pub const fn recomputes_one_in(self) -> Option<u64> {
+        match self {
+            Self::None | Self::Offload => None,
+            Self::Full | Self::Selective | Self::Reentrant | Self::FullOffload => Some(1),
+            Self::Every(k) => Some(k),
+        }
+    }
+}
+
+/// How the loss of a causal language model is computed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum Loss {
+    /// As transformers does: the logits of every token at once.
+    #[default]
+    Hf,
+    /// Head and cross-entropy over n pieces of the tokens, each run again in backward: one piece's logits at a time.
+    Chunked(u64),
+    /// The logits and the loss of the last n tokens of each sequence.
+    LogitsToKeep(u64),
+}
