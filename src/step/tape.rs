@@ -176,6 +176,13 @@ impl Tape {
         }
     }
 
+    /// Keeps `tensor` as long as the graph, which holds it beside what backward releases; a recomputation's does not last.
+    pub(crate) fn keep_with_graph(&self, tensor: &Tensor) {
+        if !self.0.hooks.borrow().recomputing() {
+            self.0.graph_leaves.borrow_mut().push(tensor.clone());
+        }
+    }
+
     /// The leaves that the graph of the forward just run holds, for whoever holds its loss.
     pub(crate) fn take_graph_leaves(&self) -> Vec<Tensor> {
         self.0.graph_leaves.take()

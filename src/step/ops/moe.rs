@@ -20,7 +20,12 @@ impl Tape {
         let sx = r.save_if(weight.requires_grad(), x);
         let sw = r.save_if(x.requires_grad(), weight);
         // Released in this order, and what was unpacked in the reverse one (`GroupedMmBackward0`).
-        let saved = [sw, r.save(offsets), sx];
+        let fallback = self.device().sm < 80;
+        let saved = [sw, r.save_if(!fallback, offsets), sx];
+        if fallback && r.recorded() {
+            // An attribute of the operator's context, which backward does not release.
+            self.keep_with_graph(offsets);
+        }
         let features = weight.dim(if transposed { 2 } else { 1 });
         let (xshape, wshape) = (*x.shape(), *weight.shape());
         let experts = weight.dim(0);
@@ -31,13 +36,15 @@ impl Tape {
             let mut out: Grads = vec![None, None];
             let Some(g) = first(g) else { return out };
             let [w, offsets, x] = saved.each_ref().map(|s| s.unpack(t));
-            if x.is_some() {
-                let of = (experts, [1, 2].map(|i| wshape.dims()[i].n));
-                out[1] = Some(t.grouped_out(wshape, g.dtype(), of, "grad of experts' weights"));
-            }
-            if w.is_some() {
-                let of = (experts, [each, xshape.dims()[1].n]);
-                out[0] = Some(t.grouped_out(xshape, g.dtype(), of, "grad of grouped matmul input"));
+            // Without a grouped kernel the input's gradient is made first (`_grouped_mm_fallback_bwd`, integrations/moe.py).
+            for input in if fallback { [true, false] } else { [false, true] } {
+                if input && w.is_some() {
+                    let of = (experts, [each, xshape.dims()[1].n]);
+                    out[0] = Some(t.grouped_out(xshape, g.dtype(), of, "grad of grouped matmul input"));
+                } else if !input && x.is_some() {
+                    let of = (experts, [1, 2].map(|i| wshape.dims()[i].n));
+                    out[1] = Some(t.grouped_out(wshape, g.dtype(), of, "grad of experts' weights"));
+                }
             }
             drop(x);
             drop(offsets);
