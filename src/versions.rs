@@ -25,6 +25,17 @@ pub enum Library {
 }
 
 impl Library {
+    /// Its name.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Pytorch => "PyTorch",
+            Self::Transformers => "transformers",
+            Self::Peft => "peft",
+            Self::Bitsandbytes => "bitsandbytes",
+        }
+    }
+
     /// Every library.
     pub const ALL: [Self; 4] = [Self::Pytorch, Self::Transformers, Self::Peft, Self::Bitsandbytes];
 
@@ -150,11 +161,7 @@ impl Rules {
     #[must_use]
     pub fn of(framework: &Framework, family: &str) -> Self {
         let mut rules = Self { idle_experts: framework.idle_experts, ..Self::NEWEST };
-        let holds = |row: &&Row| {
-            let version = row.of.version(framework);
-            row.from <= version && version < row.until && row.families.is_none_or(|all| all.contains(&family))
-        };
-        for row in ROWS.iter().filter(holds) {
+        for row in holding(framework, family) {
             (row.apply)(&mut rules);
         }
         rules
@@ -212,7 +219,21 @@ const fn before(
     source: &'static str,
     apply: fn(&mut Rules),
 ) -> Row {
-    Row { of, from: Version(0, 0), until, families, what, source, apply }
+    between(of, Version(0, 0), until, families, what, source, apply)
+}
+
+/// A rule that held in a range. The words are for readers of the command's output: the page's program goes without.
+const fn between(
+    of: Library,
+    from: Version,
+    until: Version,
+    families: Option<&'static [&'static str]>,
+    what: &'static str,
+    source: &'static str,
+    apply: fn(&mut Rules),
+) -> Row {
+    let (what, source) = if cfg!(target_family = "wasm") { ("", "") } else { (what, source) };
+    Row { of, from, until, families, what, source, apply }
 }
 
 use Library::{Bitsandbytes, Pytorch, Transformers};
@@ -275,15 +296,15 @@ pub const ROWS: &[Row] = &[
         "pytorch/pytorch#73439 (size); kept since #156495",
         |r| r.lt_workspace = LtWorkspace::PerCall,
     ),
-    Row {
-        of: Pytorch,
-        from: Version(2, 9),
-        until: Version(2, 11),
-        families: None,
-        what: "cuBLASLt keeps a workspace of its own per handle and stream",
-        source: "pytorch/pytorch#156495; shared with cuBLAS since #168175",
-        apply: |r| r.lt_workspace = LtWorkspace::Kept,
-    },
+    between(
+        Pytorch,
+        Version(2, 9),
+        Version(2, 11),
+        None,
+        "cuBLASLt keeps a workspace of its own per handle and stream",
+        "pytorch/pytorch#156495; shared with cuBLAS since #168175",
+        |r| r.lt_workspace = LtWorkspace::Kept,
+    ),
     before(
         Pytorch,
         Version(2, 11),
@@ -340,11 +361,11 @@ pub const ROWS: &[Row] = &[
         "read: integrations/sdpa_attention.py of 4.53 and 4.54; run: Llama 4.53",
         |r| r.repeats_groups = true,
     ),
-    Row {
-        of: Transformers,
-        from: Version(4, 48),
-        until: Version(4, 56),
-        families: Some(&[
+    between(
+        Transformers,
+        Version(4, 48),
+        Version(4, 56),
+        Some(&[
             "llama",
             "mistral",
             "mixtral",
@@ -362,10 +383,10 @@ pub const ROWS: &[Row] = &[
             "gpt_neox",
             "vit",
         ]),
-        what: "query, key and value are copied to lie contiguously before sdpa",
-        source: "read: integrations/sdpa_attention.py of 4.48, 4.55 and 4.56; run: Llama 4.49 and 4.57",
-        apply: |r| r.copies_for_sdpa = true,
-    },
+        "query, key and value are copied to lie contiguously before sdpa",
+        "read: integrations/sdpa_attention.py of 4.48, 4.55 and 4.56; run: Llama 4.49 and 4.57",
+        |r| r.copies_for_sdpa = true,
+    ),
     before(
         Transformers,
         Version(4, 46),
@@ -442,6 +463,14 @@ pub const ROWS: &[Row] = &[
         |r| r.optimizer_block = 2048,
     ),
 ];
+
+/// The rows that hold under `framework` for models of `family`.
+pub fn holding<'a>(framework: &'a Framework, family: &'a str) -> impl Iterator<Item = &'static Row> + 'a {
+    ROWS.iter().filter(move |row| {
+        let version = row.of.version(framework);
+        row.from <= version && version < row.until && row.families.is_none_or(|all| all.contains(&family))
+    })
+}
 
 const NO_SUCH_MODEL: &str = "a model that this version of transformers does not have";
 

@@ -129,6 +129,14 @@ fn colour_is_forced_and_forbidden_by_the_environment() {
 }
 
 #[test]
+fn older_versions_follow_their_rules_and_say_which() {
+    let text = ok(&["estimate", "gpt2", "--transformers", "4.48", "-s", "512"]);
+    assert!(text.contains("before transformers 4.49: the loss shifts the logits, as a copy"), "{text}");
+    let today = ok(&["estimate", "gpt2", "-s", "512"]);
+    assert!(!today.contains("before transformers"), "{today}");
+}
+
+#[test]
 fn an_unknown_precision_lists_what_each_recipe_would_need() {
     let text = ok(&["estimate", "qwen3-0.6b", "--precision", "unknown", "--gpu", "RTX 4060 8GB"]);
     assert!(text.starts_with("Cannot tell: needs up to "), "{text}");

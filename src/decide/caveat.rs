@@ -32,8 +32,8 @@ pub enum Caveat {
     },
     /// The figures are the articles' rule of thumb, which is not what a framework holds.
     RuleOfThumb {
-        /// Parameters of the model.
-        parameters: u64,
+        /// Parameters that are trained.
+        trained: u64,
         /// The rule's attention matrix of one layer.
         attention: Option<Bytes>,
         /// The rule's feed-forward intermediate of one layer.

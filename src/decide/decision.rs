@@ -16,7 +16,7 @@ use crate::model::Model;
 use crate::order::sort_short_by_key;
 use crate::plan::{PLAN_VERSION, Plan};
 use crate::recipe::Precision;
-use crate::rule_of_thumb;
+use crate::rule_of_thumb::{self, Thumb};
 use crate::throughput::{self, Throughput, Work};
 use crate::units::Bytes;
 
@@ -294,8 +294,9 @@ fn rule_of_thumb(plan: &Plan, parameters: u64) -> Caveat {
     let symbol = |of: &dyn Model, name: &str| {
         of.symbols(recipe).iter().find(|(symbol, _)| *symbol == name).map(|(_, value)| *value)
     };
+    let adapters = dimensions.as_ref().and_then(|m| Thumb::of(plan, m.as_ref()).adapters);
     Caveat::RuleOfThumb {
-        parameters,
+        trained: adapters.unwrap_or(parameters),
         attention: dimensions.as_ref().and_then(|m| {
             rule_of_thumb::attention_matrix(recipe.micro_batch, symbol(m.as_ref(), "a")?, recipe.seq_len)
         }),

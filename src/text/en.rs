@@ -273,17 +273,17 @@ impl Catalogue for English {
             Caveat::ContextAssumed { bytes, .. } => {
                 format!("The CUDA context of {bytes} is assumed; a measurement replaces it.")
             }
-            Caveat::RuleOfThumb { parameters, attention, intermediate } => {
+            Caveat::RuleOfThumb { trained, attention, intermediate } => {
                 let gb = |bytes: Bytes| format!("{} GB", three_digits(bytes.as_f64() / 1e9));
                 let per = |precision: Precision| {
                     HELD.iter().find(|(of, _)| *of == precision).map_or(0, |(_, held)| held.iter().sum::<u64>())
                 };
                 let held = |precision: Precision| {
                     let each = per(precision);
-                    format!("{each} B ({})", gb(Bytes(parameters.saturating_mul(each))))
+                    format!("{each} B ({})", gb(Bytes(trained.saturating_mul(each))))
                 };
                 let mut said = format!(
-                    "These are the rule of thumb’s figures, 2 + 2 + 8 = 12 B a parameter, which no framework holds exactly. With AdamW, FP32 and autocast hold {}, pure BF16 {}, BF16 with FP32 master weights {}, before activations and buffers.",
+                    "These are the rule of thumb’s figures, 2 + 2 + 8 = 12 B a trained parameter, which no framework holds exactly. With AdamW, FP32 and autocast hold {}, pure BF16 {}, BF16 with FP32 master weights {}, before activations and buffers.",
                     held(Precision::Fp32),
                     held(Precision::PureBf16),
                     held(Precision::Bf16Master),

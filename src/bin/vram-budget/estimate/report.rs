@@ -6,7 +6,7 @@ use vram_budget::bill::{Instant, Part};
 use vram_budget::decide::{
     Candidate, Caveat, Decision, Fact, Figure, Numbers, PricedRemedy, Question, Reason, TreeStep, VerdictKind,
 };
-use vram_budget::estimate::Note;
+use vram_budget::estimate::{Note, read_model};
 use vram_budget::machine::GpuChoice;
 use vram_budget::model::ModelSource;
 use vram_budget::plan::Plan;
@@ -15,6 +15,7 @@ use vram_budget::step::capacity::SmallestCard;
 use vram_budget::text::{Catalogue, Locale};
 use vram_budget::throughput::Throughput;
 use vram_budget::units::{Bytes, grouped, three_digits};
+use vram_budget::versions::holding;
 
 pub(super) fn print(
     plan: &Plan,
@@ -34,6 +35,9 @@ pub(super) fn print(
     // The rule of thumb is among the caveats too.
     for note in decision.estimate.notes.iter().filter(|note| **note != Note::RuleOfThumb) {
         writeln!(out, "note: {}", text.note(*note))?;
+        if *note == Note::OlderVersions {
+            older_rules(plan, out)?;
+        }
     }
     for caveat in &decision.caveats {
         writeln!(out, "note: {}", text.caveat(caveat))?;
@@ -43,6 +47,15 @@ pub(super) fn print(
                 writeln!(out, "      {:<12} allocates {allocated}: {verdict}", precision.name())?;
             }
         }
+    }
+    Ok(())
+}
+
+/// The rules of older versions that the figures follow, with their sources.
+fn older_rules(plan: &Plan, out: &mut dyn Write) -> io::Result<()> {
+    let Ok(read) = read_model(&plan.model) else { return Ok(()) };
+    for row in holding(&plan.framework, read.model.family()) {
+        writeln!(out, "      before {} {}: {} ({})", row.of.name(), row.until, row.what, row.source)?;
     }
     Ok(())
 }
