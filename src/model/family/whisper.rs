@@ -465,11 +465,11 @@ impl Call {
         hidden = self.linear(&hidden, at::LAST);
         hidden = t.dropout(&hidden, p.dropout);
         hidden = t.add(&residual, &hidden);
-        drop(residual);
         // The encoder's layers alone.
         if self.over.is_none() && hidden.dtype() == Dtype::F16 {
             hidden = t.clamp(&hidden, true);
         }
+        drop(residual);
         t.set_scope(before);
         drop(probabilities);
         hidden
