@@ -10,7 +10,7 @@ use crate::estimate::{Estimate, Note, parameter_count};
 use crate::model::Model;
 use crate::plan::Plan;
 use crate::recipe::{Precision, QuantKind};
-use crate::step::adapters::trained_shapes;
+use crate::step::adapters::adapter_shapes;
 use crate::step::shape::{Dim, MAX_RANK, Shape};
 use crate::units::Bytes;
 
@@ -29,7 +29,7 @@ impl Thumb {
     /// A plan's.
     #[must_use]
     pub fn of(plan: &Plan, model: &dyn Model) -> Self {
-        let adapters = |lora| trained_shapes(model, Some(lora)).iter().filter_map(Shape::numel).sum();
+        let adapters = |lora| adapter_shapes(model, lora).iter().filter_map(Shape::numel).sum();
         Self {
             parameters: parameter_count(model),
             adapters: plan.recipe.lora.as_ref().map(adapters),

@@ -5,9 +5,10 @@ use std::rc::Rc;
 
 use crate::bill::Part;
 use crate::issue::{Issue, IssueKind};
-use crate::model::family::{Model, Parameter};
+use crate::model::family::Model;
 use crate::order::sort_short_by_key;
-use crate::recipe::{Lora, LoraBias};
+use crate::recipe::{Lora, LoraBias, Recipe};
+use crate::step::freeze::trained_parameters;
 use crate::step::ops::Code;
 use crate::step::shape::{Dim, Shape};
 use crate::step::tape::Tape;
@@ -107,13 +108,20 @@ fn is_module(parameter: &str, module: &str) -> bool {
     path.strip_suffix(module).is_some_and(|before| before.is_empty() || before.ends_with('.'))
 }
 
-/// The sizes of what is trained: the pairs' and what else `lora` says with adapters, every parameter's without.
-pub(crate) fn trained_shapes(model: &dyn Model, lora: Option<&Lora>) -> Vec<Shape> {
+/// The sizes of what is trained: with adapters theirs, without them those of every parameter that is not frozen.
+pub(crate) fn trained_shapes(model: &dyn Model, recipe: &Recipe) -> Vec<Shape> {
+    match &recipe.lora {
+        Some(lora) => adapter_shapes(model, lora),
+        None => {
+            let parameters = model.parameters();
+            trained_parameters(model, recipe).into_iter().map(|at| parameters[at].shape).collect()
+        }
+    }
+}
+
+/// The sizes of what `lora` trains: of the pairs, and of what else it says.
+pub(crate) fn adapter_shapes(model: &dyn Model, lora: &Lora) -> Vec<Shape> {
     let parameters = model.parameters();
-    let Some(lora) = lora else {
-        let trained = |(i, _): &(usize, &Parameter)| model.untrained() != Some(*i);
-        return parameters.iter().enumerate().filter(trained).map(|(_, p)| p.shape).collect();
-    };
     let shape = |t: &Trained| Some(t.shape(lora, &parameters.get(t.of())?.shape, model.linears_lie_in_out()));
     trained(model, lora).iter().filter_map(shape).collect()
 }

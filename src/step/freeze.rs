@@ -19,6 +19,13 @@ pub(crate) fn frozen(model: &dyn Model, recipe: &Recipe) -> Vec<bool> {
     model.parameter_names().iter().map(frozen).collect()
 }
 
+/// The parameters of the model itself that are trained where there are no adapters, by position.
+pub(crate) fn trained_parameters(model: &dyn Model, recipe: &Recipe) -> Vec<usize> {
+    let frozen = frozen(model, recipe);
+    let is_trained = |at: &usize| model.untrained() != Some(*at) && frozen.get(*at) != Some(&true);
+    (0..model.parameters().len()).filter(is_trained).collect()
+}
+
 /// Freezes what the recipe names; returns the others, which are trained.
 pub(crate) fn trained(model: &dyn Model, recipe: &Recipe, weights: &[Tensor]) -> Vec<Tensor> {
     for (leaf, frozen) in weights.iter().filter_map(Tensor::leaf).zip(frozen(model, recipe)) {

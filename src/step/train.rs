@@ -140,12 +140,7 @@ struct Whole {
 
 impl Whole {
     fn of(model: &dyn Model, recipe: &Recipe, precision: Precision) -> Self {
-        let trained = |model: &dyn Model| {
-            let shapes = adapters::trained_shapes(model, recipe.lora.as_ref());
-            let frozen = if recipe.lora.is_none() { freeze::frozen(model, recipe) } else { Vec::new() };
-            let frozen = frozen.into_iter().chain(core::iter::repeat(false));
-            Self::of_shapes(shapes.iter().zip(frozen).filter(|(_, frozen)| !frozen).map(|(shape, _)| shape))
-        };
+        let trained = |model: &dyn Model| Self::of_shapes(adapters::trained_shapes(model, recipe).iter());
         let count = |of: &dyn Fn(&dyn Model) -> u64| {
             if layers_are_alike(recipe) { over_layers(model, of) } else { of(model) }
         };
@@ -274,11 +269,11 @@ pub fn paged_states(model: &dyn Model, recipe: &Recipe) -> Bytes {
     };
     Bytes(match &recipe.lora {
         None => {
-            let all = parameters.iter().zip(tables(&parameters)).enumerate();
-            let trained = all.filter(|(at, _)| model.untrained() != Some(*at));
-            trained.map(|(_, (p, table))| of(&p.shape, table)).sum()
+            let tables: Vec<Table> = tables(&parameters).collect();
+            let trained = freeze::trained_parameters(model, recipe);
+            trained.into_iter().map(|at| of(&parameters[at].shape, tables[at])).sum()
         }
-        lora => adapters::trained_shapes(model, lora.as_ref()).iter().map(|shape| of(shape, Table::No)).sum(),
+        Some(lora) => adapters::adapter_shapes(model, lora).iter().map(|shape| of(shape, Table::No)).sum(),
     })
 }
 

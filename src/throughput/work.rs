@@ -43,7 +43,7 @@ impl Work {
                 _ => n,
             })
         };
-        let trained = trained_shapes(model.as_ref(), plan.recipe.lora.as_ref()).iter().filter_map(Shape::numel).sum();
+        let trained = trained_shapes(model.as_ref(), &plan.recipe).iter().filter_map(Shape::numel).sum();
         Some(Self {
             trained,
             product_parameters: model.parameters().iter().filter_map(in_products).sum(),
