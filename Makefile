@@ -34,9 +34,15 @@ test-rust: ## native tests and documentation tests
 	scripts/tools.sh rust
 	cargo test --locked --all-features
 
-speed: ## how long one estimate takes
-	scripts/tools.sh rust
+RATE := target/allocator-rate
+speed: ## how long one estimate takes, and the allocator's rate here and in Chromium
+	scripts/tools.sh web browser
 	cargo bench --locked --bench estimate
+	cargo bench --locked --bench allocator -- real-llama
+	cargo build --locked $(WEB) --profile web --bin allocator-rate
+	wasm-bindgen --target web --no-typescript --out-dir $(RATE) target/wasm32-unknown-unknown/web/allocator-rate.wasm
+	wasm-opt -Oz --strip-debug -o $(RATE)/allocator-rate_bg.wasm $(RATE)/allocator-rate_bg.wasm
+	node scripts/allocator-rate.mjs $(RATE)
 
 dist: ## the folder dist/ to host, and dist/vram-budget.html to open from disk
 	scripts/tools.sh web
