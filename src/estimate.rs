@@ -1,5 +1,7 @@
 //! One call from a plan to everything that is shown: walk, bill, tiers, readings.
 
+mod slices;
+
 use serde::{Deserialize, Serialize};
 
 use crate::allocator::{AllocConf, Config};
@@ -14,12 +16,14 @@ use crate::step::capacity::{SmallestCard, completes, smallest_card};
 use crate::step::ops::FLOAT8_MULTIPLE;
 use crate::step::readings::Readings;
 use crate::step::repeat::over_layers;
-use crate::step::replay::replay;
+use crate::step::replay::{Failure, replay};
 use crate::step::tape::Device;
 use crate::step::tensor::Table;
 use crate::step::train::{Steps, TooLarge, Walk, tables, walk, walk_short, walk_steady};
 use crate::units::Bytes;
 use crate::versions::{self, Rules};
+
+pub use slices::Slices;
 
 /// Everything that follows from a plan.
 #[derive(Clone, Debug, PartialEq)]
@@ -81,6 +85,8 @@ pub enum Note {
     MicroBatchesAlike,
     /// Some of the optimizer's states lie in managed memory, which the figures do not count.
     StatesPaged,
+    /// The allocator has not been replayed: allocated memory is at least what is said, reserved memory is not known.
+    NotReplayed,
 }
 
 /// A plan whose model has been read and whose recipe has been checked.
@@ -264,14 +270,8 @@ pub fn estimate(plan: &Plan) -> Result<Estimate, Vec<Issue>> {
     let walk = job.walk_short(plan, precision)?;
     let config = Config { alloc_conf: job.alloc_conf.clone(), ..Config::new(plan.framework.pytorch) };
     // Without a limit nothing can fail, save a request beyond what PyTorch itself accepts.
-    let mut readings = replay(&walk, &config).map_err(|_| vec![Issue::new("recipe", IssueKind::TooLarge)])?;
-    // The replay sees one part of weights; buffers are the model's other tensors in it.
-    let buffers = job.model.buffer_bytes(crate::step::load::loaded_dtype(&plan.recipe, precision));
-    let mask = Rules::of(&plan.framework, job.model.family()).mask_buffer(job.model.as_ref()).unwrap_or(0);
-    let masks = mask.saturating_mul(job.model.layers());
-    readings.buffers = Bytes(buffers.into_iter().fold(masks, u64::saturating_add));
-    readings.params = readings.params.saturating_sub(readings.buffers);
-    readings.optimizer_state_host = crate::step::train::paged_states(job.model.as_ref(), &plan.recipe);
+    let readings = replay(&walk, &config).map_err(|_| vec![Issue::new("recipe", IssueKind::TooLarge)])?;
+    let readings = parted(readings, plan, &job, precision);
     let on_card = on_card(&walk, &config, &readings, &job.hardware);
     let quick = quick_of(plan, &job, precision)?;
     let tiers = tiers(&readings, &job.hardware, plan);
@@ -290,7 +290,9 @@ pub fn quick(plan: &Plan) -> Result<Estimate, Vec<Issue>> {
     if precision == Precision::RuleOfThumb {
         return Ok(rule_of_thumb(Thumb::of(plan, job.model.as_ref())));
     }
-    quick_of(plan, &job, precision)
+    let mut quick = quick_of(plan, &job, precision)?;
+    quick.notes.push(Note::NotReplayed);
+    Ok(quick)
 }
 
 fn quick_of(plan: &Plan, job: &Job, precision: Precision) -> Result<Estimate, Vec<Issue>> {
@@ -329,6 +331,17 @@ fn quick_of(plan: &Plan, job: &Job, precision: Precision) -> Result<Estimate, Ve
     })
 }
 
+/// The replay sees one part of weights; buffers are the model's other tensors in it.
+fn parted(mut readings: Readings, plan: &Plan, job: &Job, precision: Precision) -> Readings {
+    let buffers = job.model.buffer_bytes(crate::step::load::loaded_dtype(&plan.recipe, precision));
+    let mask = Rules::of(&plan.framework, job.model.family()).mask_buffer(job.model.as_ref()).unwrap_or(0);
+    let masks = mask.saturating_mul(job.model.layers());
+    readings.buffers = Bytes(buffers.into_iter().fold(masks, u64::saturating_add));
+    readings.params = readings.params.saturating_sub(readings.buffers);
+    readings.optimizer_state_host = crate::step::train::paged_states(job.model.as_ref(), &plan.recipe);
+    readings
+}
+
 /// What the card can give to the caching allocator, where that is known.
 fn usable(hardware: &Hardware) -> Option<Bytes> {
     let taken = hardware.context.as_ref()?.bytes.checked_add(hardware.in_use.unwrap_or_default())?;
@@ -340,7 +353,11 @@ fn on_card(walk: &Walk, config: &Config, readings: &Readings, hardware: &Hardwar
     if readings.highest_reserved() <= usable_bytes {
         return Some(OnCard::Completes { usable_bytes });
     }
-    Some(match completes(walk, config, usable_bytes) {
+    Some(outcome(usable_bytes, completes(walk, config, usable_bytes)))
+}
+
+fn outcome(usable_bytes: Bytes, result: Result<(), Box<Failure>>) -> OnCard {
+    match result {
         Ok(()) => OnCard::Completes { usable_bytes },
         Err(failure) => OnCard::RunsOut {
             usable_bytes,
@@ -348,7 +365,7 @@ fn on_card(walk: &Walk, config: &Config, readings: &Readings, hardware: &Hardwar
             instant: failure.instant,
             tried: failure.error.tried,
         },
-    })
+    }
 }
 
 /// The smallest card for a plan: what a device must give to the caching allocator for its step to complete.

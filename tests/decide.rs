@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 
 use vram_budget::bill::{Instant, Part};
-use vram_budget::decide::{Pricing, VerdictKind, answer, decide, judge};
+use vram_budget::decide::{Deliberation, Fact, Reason, VerdictKind, decide, judge, quick};
 use vram_budget::estimate::{estimate, parameter_count, smallest_card_of};
 use vram_budget::machine::{GpuChoice, Machine};
 use vram_budget::measure::Case;
@@ -132,14 +132,30 @@ fn a_published_speed_lies_in_the_rough_range() {
     assert!(speed.high < 2.0 * speed.low, "a range that says nothing: {speed:?}");
 }
 
+/// Without the replay a plan may be refuted, never approved; what is said is what stays.
 #[test]
-fn the_quick_answer_is_the_whole_decisions() {
-    let plan = preset("gpt2", Precision::AmpFp16, Some("T4"));
-    let (quick, whole) = (answer(&plan).unwrap(), decide(&plan).unwrap());
-    assert_eq!(quick.remedies, []);
-    assert!(!whole.remedies.is_empty());
-    assert_eq!((&quick.verdict, &quick.estimate), (&whole.verdict, &whole.estimate));
-    assert_eq!((quick.caveats, quick.throughput), (whole.caveats, whole.throughput));
+fn the_quick_answer_says_no_more_than_it_knows() {
+    for (model, gpu) in [
+        ("gpt2", Some("T4")),
+        ("gpt2", None),
+        ("llama-3.1-8b", Some("RTX 4090 24GB")),
+        ("llama-2-7b", Some("A100 SXM4 80GB")),
+    ] {
+        let plan = preset(model, Precision::AmpFp16, gpu);
+        let (quick, whole) = (quick(&plan).unwrap(), decide(&plan).unwrap());
+        assert!(quick.awaits_replay() && !whole.awaits_replay());
+        assert_eq!((&quick.estimate.bill, quick.remedies.len()), (&whole.estimate.bill, 0));
+        assert!(quick.verdict.numbers.allocated <= whole.verdict.numbers.allocated);
+        assert_eq!(quick.verdict.numbers.reserved, None);
+        match quick.verdict.reason {
+            Reason::Unknown(Fact::Reserved) => {}
+            Reason::Unknown(fact) => assert_eq!(whole.verdict.reason, Reason::Unknown(fact)),
+            _ => {
+                assert_eq!((quick.verdict.kind, whole.verdict.kind), (VerdictKind::DoesNotFit, VerdictKind::DoesNotFit))
+            }
+        }
+        assert_eq!((quick.caveats, quick.throughput), (whole.caveats, whole.throughput));
+    }
 }
 
 #[test]
@@ -149,16 +165,32 @@ fn no_speed_without_a_known_peak() {
     assert!(decide(&preset("gpt2", Precision::AmpFp16, Some("T4"))).unwrap().throughput.is_some());
 }
 
-/// Remedies priced one at a time are those priced at once.
+/// A decision reached in slices, of whatever size, is the one reached at once.
 #[test]
-fn pricing_step_by_step_gives_the_whole_decision() {
+fn slice_by_slice_it_is_the_whole_decision() {
     let mut plan = preset("llama-3.2-1b", Precision::PureBf16, Some("RTX 3060 12GB"));
     plan.recipe.micro_batch = 4;
     plan.recipe.seq_len = 1024;
-    let first = answer(&plan).unwrap();
-    let mut pricing = Pricing::new();
-    while pricing.step(&plan, &first) {}
-    let stepwise = pricing.finish(&plan, first);
-    assert!(stepwise.remedies.len() > 2, "{:?}", stepwise.remedies.len());
-    assert_eq!(stepwise, decide(&plan).unwrap());
+    let mut unknown = plan.clone();
+    unknown.recipe.precision = None;
+    for (plan, events) in [(&plan, 1000), (&plan, usize::MAX), (&unknown, 5000)] {
+        let mut slices = 0;
+        let mut deliberation = Deliberation::of(plan);
+        let refined = loop {
+            slices += 1;
+            if let Some(refined) = deliberation.refine(events) {
+                break refined.unwrap();
+            }
+        };
+        assert!(slices > if events == usize::MAX { 2 } else { 10 }, "{slices}");
+        while !deliberation.price(&refined, events) {}
+        let whole = deliberation.with_remedies(refined);
+        assert!(whole.remedies.len() > 2, "{:?}", whole.remedies.len());
+        assert_eq!(whole, decide(plan).unwrap());
+    }
+    let mut wrong = plan;
+    wrong.recipe.micro_batch = 0;
+    let mut deliberation = Deliberation::of(&wrong);
+    let issues = core::iter::repeat_with(|| deliberation.refine(1000)).flatten().next().unwrap().unwrap_err();
+    assert_eq!(issues, decide(&wrong).unwrap_err());
 }

@@ -18,7 +18,7 @@ use vram_budget::view::bill::BillTable;
 use vram_budget::view::measured::{Comparison, EXAMPLE_DOCUMENT, EXAMPLE_SCRIPT, unit_options};
 use vram_budget::view::steps::steps;
 use vram_budget::view::timeline::Timeline;
-use vram_budget::view::{Action, Field, GpuPick, Notice, Section, State, Theme, example, job, link};
+use vram_budget::view::{Action, Field, GpuPick, Notice, Section, State, Theme, Trained, example, job, link};
 
 fn text() -> &'static dyn Catalogue {
     Locale::En.text()
@@ -31,7 +31,7 @@ fn start() -> Rc<State> {
 /// The state once every remedy is priced.
 fn priced(mut state: Rc<State>) -> Rc<State> {
     while state.is_unpriced() {
-        state = state.reduce(Action::Price);
+        state = state.reduce(Action::Work);
     }
     state
 }
@@ -90,7 +90,38 @@ fn every_keystroke_answers_and_half_typed_text_keeps_the_last_answer() {
     assert_eq!(half.outcome.shown, longer.outcome.shown);
     let whole = half.reduce(typed(Field::SeqLen, "2048"));
     assert!(!whole.is_stale());
-    assert_eq!(allocated(&whole), allocated(&state));
+    assert_eq!(allocated(&whole.reduce(Action::Work)), allocated(&state));
+}
+
+/// Between an input and the replay the page shows what the walk knows of the new plan, and no figure of the old one.
+#[test]
+fn what_is_not_refined_yet_is_marked_and_never_said_to_fit() {
+    for plan in jobs() {
+        let whole = Rc::new(State::new(&plan));
+        assert!(!whole.outcome.is_refining(), "what a page shows at first is refined");
+        let quick = whole.reduce(typed(Field::SeqLen, "96"));
+        let awaits = plan.recipe.precision != Some(Precision::RuleOfThumb);
+        assert_eq!(quick.outcome.is_refining(), awaits);
+        if !awaits {
+            continue;
+        }
+        let decision = quick.outcome.shown.as_ref().unwrap().decision();
+        let answer = Answer::new(shown(&quick), decision, None, text());
+        assert!(answer.refining);
+        assert!(["Checking…", "Does not fit", "Cannot tell"].contains(&answer.verdict), "{}", answer.verdict);
+        for row in answer.sums.iter().filter(|row| row.sum) {
+            assert_eq!((row.gib.as_str(), row.exact), ("refining…", None), "{}", row.name);
+        }
+        let margin = &steps(&plan.policy, decision, None, text())[2];
+        assert!(margin.fact.contains("… of the card") && margin.exact.is_none(), "{}", margin.fact);
+        // Slices done ahead or not, the result is that of the whole.
+        while !quick.outcome.work_ahead(1000) {}
+        let refined = quick.reduce(Action::Work);
+        assert!(!refined.outcome.is_refining() && refined.is_unpriced());
+        let whole = vram_budget::decide::decide(shown(&quick)).unwrap();
+        assert_eq!(refined.outcome.shown.as_ref().unwrap().decision().verdict, whole.verdict);
+        assert_eq!(priced(refined).outcome.priced.as_ref().unwrap().decision(), &whole);
+    }
 }
 
 #[test]
@@ -123,6 +154,48 @@ fn everything_that_is_wrong_is_said_at_once() {
 }
 
 #[test]
+fn adapters_follow_the_model_and_implementations_the_optimizer() {
+    let targets = |state: &State| state.draft.choices().recipe.lora.clone().unwrap().targets;
+    let all = start().reduce(Action::Trained(Trained::Lora));
+    assert_eq!(targets(&all), ["all-linear"]);
+    assert!(!all.is_stale() && allocated(&all) < allocated(&start()));
+    let but_q = all.reduce(Action::LoraTarget("q_proj"));
+    assert_eq!(targets(&but_q), ["k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]);
+    assert_eq!(but_q.reduce(Action::LoraTarget("q_proj")).draft, all.draft);
+    assert_eq!(targets(&but_q.reduce(Action::Preset("gpt2".into()))), ["all-linear"]);
+    let few = but_q.reduce(Action::Preset("qwen2.5-7b".into()));
+    assert_eq!(targets(&few).len(), 6);
+    let four_bit = all.reduce(Action::Trained(Trained::Qlora));
+    assert!(!four_bit.is_stale() && allocated(&four_bit) < allocated(&all));
+    assert_eq!(four_bit.reduce(Action::Trained(Trained::Lora)).draft, all.draft);
+    assert!(shown(&all.reduce(Action::Dora(true))).recipe.lora.as_ref().unwrap().use_dora);
+    let wider = few.reduce(typed(Field::LoraRank, "64"));
+    assert_eq!(shown(&wider).recipe.lora.as_ref().unwrap().r, 64);
+    assert!(allocated(&wider) > allocated(&few));
+    assert_eq!(shown(&State::from_fragment(&wider.fragment().unwrap())), shown(&wider));
+    let none = after(
+        &all,
+        Vec::from(["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"])
+            .into_iter()
+            .map(Action::LoraTarget),
+    );
+    assert_eq!(job::issues_of(&none, job::LORA_ID, text()).len(), 1);
+    assert_eq!(shown(&all.reduce(Action::Trained(Trained::All))), &example());
+    // A family that takes none says so.
+    let refused = all.reduce(Action::Preset("resnet50".into()));
+    assert_eq!(job::issues_of(&refused, job::LORA_ID, text()).len(), 1);
+
+    for name in OptimizerName::ALL {
+        let fused = after(&start(), [Action::Implementation(Some(OptimizerImpl::Fused)), Action::Optimizer(name)]);
+        assert!(!fused.is_stale(), "{name:?}: {:?}", fused.outcome.issues);
+        for how in [OptimizerImpl::Foreach, OptimizerImpl::Fused, OptimizerImpl::Forloop] {
+            let chosen = fused.reduce(Action::Implementation(Some(how)));
+            assert!(!job::is_offered(&fused.draft.choices().recipe, how) || !chosen.is_stale(), "{name:?} {how:?}");
+        }
+    }
+}
+
+#[test]
 fn what_changes_nothing_is_the_same_state() {
     let state = priced(start());
     for action in [
@@ -134,7 +207,7 @@ fn what_changes_nothing_is_the_same_state() {
         Action::Link(String::new()),
         Action::Link(format!("#{}", link::encode(&example()).unwrap())),
         Action::MeasuredText(String::new()),
-        Action::Price,
+        Action::Work,
         Action::UseMeasuredPlan,
     ] {
         assert!(Rc::ptr_eq(&state, &state.reduce(action.clone())), "{action:?}");

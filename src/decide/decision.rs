@@ -9,7 +9,7 @@ use crate::bill::Tiers;
 use crate::decide::remedy::{RULES, Rule, Situation};
 use crate::decide::verdict::{Fact, Numbers, Reason, judge};
 use crate::decide::{Caveat, PricedRemedy, TreeStep, Verdict, VerdictKind, tree};
-use crate::estimate::{Estimate, estimate, read_model};
+use crate::estimate::{self, Estimate, Note, Slices, read_model};
 use crate::issue::{Issue, IssueKind};
 use crate::machine::Hardware;
 use crate::model::Model;
@@ -37,6 +37,14 @@ pub struct Decision {
     pub throughput: Option<Throughput>,
 }
 
+impl Decision {
+    /// Whether the allocator's replay is still to come: see [`quick`].
+    #[must_use]
+    pub fn awaits_replay(&self) -> bool {
+        self.estimate.notes.contains(&Note::NotReplayed)
+    }
+}
+
 /// One precision recipe that the user may be using.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Candidate {
@@ -51,13 +59,14 @@ pub struct Candidate {
 /// A way to walk a plan, such as [`estimate`], one that remembers, or one made up by a test.
 pub type Walk<'a> = &'a dyn Fn(&Plan) -> Result<Estimate, Vec<Issue>>;
 
-/// The answer about `plan` without the remedies, which take a walk each: for a front end that answers at every
-/// keystroke and prices the remedies when there is time.
+/// What the walk alone says about `plan`, without the allocator's replay and without remedies: for a front end that
+/// answers at every keystroke. It says *does not fit* where that is certain, and never *fits*: see [`Deliberation`] for
+/// the rest.
 ///
 /// # Errors
 /// Every issue of the plan, one per field.
-pub fn answer(plan: &Plan) -> Result<Decision, Vec<Issue>> {
-    Ok(Situated::of(plan, &estimate)?.decision(Vec::new()))
+pub fn quick(plan: &Plan) -> Result<Decision, Vec<Issue>> {
+    Ok(Situated::of(plan, &estimate::quick)?.decision(Vec::new()))
 }
 
 /// Decides about `plan`.
@@ -65,7 +74,7 @@ pub fn answer(plan: &Plan) -> Result<Decision, Vec<Issue>> {
 /// # Errors
 /// Every issue of the plan, one per field.
 pub fn decide(plan: &Plan) -> Result<Decision, Vec<Issue>> {
-    decide_with(plan, &estimate)
+    decide_with(plan, &estimate::estimate)
 }
 
 /// [`decide`] with another way to walk a plan.
@@ -234,40 +243,49 @@ fn in_order(mut priced: Vec<PricedRemedy>) -> Vec<PricedRemedy> {
     priced
 }
 
-/// The pricing of a plan's remedies one at a time, for a front end that must not stand still for all of them.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Pricing {
+/// A decision in slices, for a front end that must draw and listen in between.
+#[derive(Debug)]
+pub struct Deliberation {
+    plan: Plan,
+    walks: Walks,
+    /// The next remedy to price.
     next: usize,
     priced: Vec<PricedRemedy>,
 }
 
-impl Pricing {
-    /// Nothing priced yet.
+impl Deliberation {
+    /// The decision about `plan`, not begun.
     #[must_use]
-    pub const fn new() -> Self {
-        Self { next: 0, priced: Vec::new() }
+    pub fn of(plan: &Plan) -> Self {
+        Self { plan: plan.clone(), walks: Walks::default(), next: 0, priced: Vec::new() }
     }
 
-    /// Prices the next remedy that applies to `plan`, whose [`answer`] is `decision`. False when none is left.
-    pub fn step(&mut self, plan: &Plan, decision: &Decision) -> bool {
-        let Ok(hardware) = plan.machine.resolve() else { return false };
-        while let Some(rule) = RULES.get(self.next) {
+    /// Goes on by a slice of at most `events` of a replay. The decision without its remedies, once it is reached; or
+    /// every issue of the plan.
+    pub fn refine(&mut self, events: usize) -> Option<Result<Decision, Vec<Issue>>> {
+        let plan = &self.plan;
+        self.walks.attempt(events, |walk| Ok(Situated::of(plan, walk)?.decision(Vec::new())))
+    }
+
+    /// Goes on by such a slice to price the remedies of the `decision` that was reached. True once all are priced.
+    pub fn price(&mut self, decision: &Decision, events: usize) -> bool {
+        let (Some(rule), Ok(hardware)) = (RULES.get(self.next), self.plan.machine.resolve()) else { return true };
+        let before = (&decision.estimate.tiers, decision.verdict.numbers);
+        let plan = &self.plan;
+        let priced = self.walks.attempt(events, |walk| price_one(rule, plan, &hardware, before, walk));
+        if let Some(priced) = priced {
+            self.priced.extend(priced);
             self.next += 1;
-            let before = (&decision.estimate.tiers, decision.verdict.numbers);
-            if let Some(remedy) = price_one(rule, plan, &hardware, before, &estimate) {
-                self.priced.push(remedy);
-                return true;
-            }
         }
-        false
+        self.next == RULES.len()
     }
 
     /// The decision with the remedies priced so far.
     #[must_use]
-    pub fn finish(self, plan: &Plan, mut decision: Decision) -> Decision {
-        decision.remedies = in_order(self.priced);
+    pub fn with_remedies(&self, mut decision: Decision) -> Decision {
+        decision.remedies = in_order(self.priced.clone());
         decision.tree = tree::steps(
-            &plan.policy,
+            &self.plan.policy,
             &decision.estimate,
             &decision.verdict,
             decision.throughput.as_ref(),
@@ -277,9 +295,37 @@ impl Pricing {
     }
 }
 
-impl Default for Pricing {
-    fn default() -> Self {
-        Self::new()
+/// Walks that are done, and the one in hand.
+#[derive(Debug, Default)]
+struct Walks {
+    done: Vec<(Plan, Result<Estimate, Vec<Issue>>)>,
+    in_hand: Option<Slices>,
+}
+
+impl Walks {
+    /// What `made` comes to. `None`: a walk that it asks for is not done yet; a slice of that is what this call did.
+    fn attempt<T>(&mut self, events: usize, made: impl FnOnce(Walk<'_>) -> T) -> Option<T> {
+        if let Some(slices) = &mut self.in_hand {
+            if let Some(result) = slices.advance(events).transpose() {
+                self.done.push((slices.plan().clone(), result));
+                self.in_hand = None;
+            }
+            return None;
+        }
+        let wanted = RefCell::new(None);
+        let made = made(&|plan| match self.done.iter().find(|(of, _)| of == plan) {
+            Some((_, known)) => known.clone(),
+            None => {
+                wanted.borrow_mut().get_or_insert_with(|| plan.clone());
+                Err(Vec::new())
+            }
+        });
+        let Some(plan) = wanted.into_inner() else { return Some(made) };
+        match Slices::of(&plan) {
+            Ok(slices) => self.in_hand = Some(slices),
+            Err(issues) => self.done.push((plan, Err(issues))),
+        }
+        None
     }
 }
 

@@ -12,7 +12,7 @@ mod tree;
 mod verdict;
 
 pub use caveat::Caveat;
-pub use decision::{Candidate, Decision, Pricing, Walk, answer, decide, decide_with};
+pub use decision::{Candidate, Decision, Deliberation, Walk, decide, decide_with, quick};
 pub use remedy::{Effect, PricedRemedy, RemedyId};
 pub use tree::{Figure, Piece, Question, Status, TreeStep};
 pub use verdict::{Fact, Numbers, Reason, Verdict, VerdictKind, judge};

@@ -25,28 +25,25 @@ pub struct Failure {
 /// # Errors
 /// [`Failure`] where the device is too small.
 pub fn replay(walk: &Walk, config: &Config) -> Result<Readings, Box<Failure>> {
-    let storages = storages(walk);
-    let mut run = Run {
-        walk,
-        allocator: Allocator::new(config),
-        blocks: vec![BlockId::NULL; storages],
-        parts: vec![None; storages],
-        live: [0; 5],
-        optimizer_state: Bytes::ZERO,
-        out: Readings::default(),
-        instant: Instant::Forward,
-        last: Bytes::ZERO,
-    };
-    visit(walk, &mut |short, event| run.apply(short, event))?;
-    run.note();
-    let stats = run.allocator.stats();
-    run.out.segments = stats.segments.current;
-    run.out.num_alloc_retries = stats.num_alloc_retries;
-    Ok(run.out)
+    let mut run = Replay::new(walk, config);
+    visit(walk, &mut |short, event| run.apply(walk, short, event))?;
+    Ok(run.finish())
 }
 
-struct Run<'a> {
-    walk: &'a Walk,
+/// The events of a walk with every layer written out, each with the number in the walk of the storage it is about.
+#[must_use]
+pub fn written_out(walk: &Walk) -> Vec<(u32, Event)> {
+    let mut all = Vec::new();
+    let Ok(()) = visit(walk, &mut |short, event| {
+        all.push((short, event));
+        Ok::<(), core::convert::Infallible>(())
+    });
+    all
+}
+
+/// A replay that can pause between two events, for a front end that must not stand still.
+#[derive(Debug)]
+pub struct Replay {
     allocator: Allocator,
     /// By storage, every layer written out.
     blocks: Vec<BlockId>,
@@ -61,12 +58,46 @@ struct Run<'a> {
     last: Bytes,
 }
 
-impl Run<'_> {
+impl Replay {
+    /// A replay of `walk` before its first event.
+    #[must_use]
+    pub fn new(walk: &Walk, config: &Config) -> Self {
+        let storages = storages(walk);
+        Self {
+            allocator: Allocator::new(config),
+            blocks: vec![BlockId::NULL; storages],
+            parts: vec![None; storages],
+            live: [0; 5],
+            optimizer_state: Bytes::ZERO,
+            out: Readings::default(),
+            instant: Instant::Forward,
+            last: Bytes::ZERO,
+        }
+    }
+
+    /// Replays the next `events` of [`written_out`] `walk`, which is the one it was made for.
+    ///
+    /// # Errors
+    /// [`Failure`] where the device is too small; the replay is then over.
+    pub fn advance(&mut self, walk: &Walk, events: &[(u32, Event)]) -> Result<(), Box<Failure>> {
+        events.iter().try_for_each(|(short, event)| self.apply(walk, *short, *event))
+    }
+
+    /// What was read, once no event is left.
+    #[must_use]
+    pub fn finish(mut self) -> Readings {
+        self.note();
+        let stats = self.allocator.stats();
+        self.out.segments = stats.segments.current;
+        self.out.num_alloc_retries = stats.num_alloc_retries;
+        self.out
+    }
+
     /// `short` is the number in the walk of the storage that the event is about.
-    fn apply(&mut self, short: u32, event: Event) -> Result<(), Box<Failure>> {
+    fn apply(&mut self, walk: &Walk, short: u32, event: Event) -> Result<(), Box<Failure>> {
         match event {
             Event::Alloc(id) => {
-                let (at, info) = (id as usize, &self.walk.tensors[short as usize]);
+                let (at, info) = (id as usize, &walk.tensors[short as usize]);
                 self.serves(at, info, Some(info.part));
                 // Nothing is taken for zero bytes.
                 self.blocks[at] = self.allocator.malloc(info.bytes.get(), 0).map_err(|error| {
@@ -76,14 +107,14 @@ impl Run<'_> {
             }
             Event::Free(id) => {
                 let at = id as usize;
-                self.serves(at, &self.walk.tensors[short as usize], None);
+                self.serves(at, &walk.tensors[short as usize], None);
                 self.allocator.free(core::mem::replace(&mut self.blocks[at], BlockId::NULL));
             }
-            Event::Becomes(id, part) => self.serves(id as usize, &self.walk.tensors[short as usize], Some(part)),
+            Event::Becomes(id, part) => self.serves(id as usize, &walk.tensors[short as usize], Some(part)),
             Event::Enter(instant) => self.instant = instant,
             Event::Layer(_) => {}
             Event::EmptyCache => self.allocator.empty_cache(),
-            Event::Mark(mark) => self.read(mark),
+            Event::Mark(mark) => self.read(walk, mark),
         }
         Ok(())
     }
@@ -122,7 +153,7 @@ impl Run<'_> {
         self.allocator.reset_peaks();
     }
 
-    fn read(&mut self, mark: Mark) {
+    fn read(&mut self, walk: &Walk, mark: Mark) {
         let now = self.allocator.stats().allocated.current;
         let part = |live: &[u64; 5], p: Part| Bytes(live[p as usize]);
         match mark {
@@ -149,8 +180,8 @@ impl Run<'_> {
                     self.note();
                 }
                 self.allocator.reset_peaks();
-                let bytes = |t: &TensorInfo| t.bytes.get() * copies(self.walk, t);
-                let apart = |op: &str| self.walk.tensors.iter().filter(|t| t.op == op).map(bytes).sum();
+                let bytes = |t: &TensorInfo| t.bytes.get() * copies(walk, t);
+                let apart = |op: &str| walk.tensors.iter().filter(|t| t.op == op).map(bytes).sum();
                 self.out.quant_state = Bytes(apart(QUANT_STATE));
                 let states = self.out.quant_state.get() + apart(QUANT_MAP);
                 self.out.params = part(&self.live, Part::Weights).saturating_sub(Bytes(states));

@@ -306,6 +306,7 @@ impl Catalogue for English {
 
     fn note(&self, note: Note) -> &'static str {
         match note {
+            Note::NotReplayed => "PyTorch’s allocator has not been replayed: only the tensors’ own bytes are known.",
             Note::TextPartOnly => "The config describes a model of several parts; only its text part is counted.",
             Note::CapabilityAssumed => "No compute capability is known: kernels are chosen as on 8.0.",
             Note::RuleOfThumb => {
@@ -568,8 +569,15 @@ impl Catalogue for English {
             Label::PrecisionUnknownHint => "Every recipe is computed and the dearest is shown.",
             Label::Optimizer => "Optimizer",
             Label::Implementation => "Implementation",
-            Label::ImplementationUnknown => "I don’t know (foreach)",
             Label::Momentum => "Momentum",
+            Label::Trained => "What is trained",
+            Label::TrainAll => "Every weight",
+            Label::TrainLora => "LoRA",
+            Label::TrainQlora => "QLoRA",
+            Label::Dora => "DoRA",
+            Label::LoraRank => "Rank",
+            Label::LoraTargets => "Beside the layers",
+            Label::LessCommon => "Less common",
             Label::Batch => "Batch",
             Label::MicroBatch => "Micro-batch",
             Label::SequencesOf => "sequences of",
@@ -590,6 +598,11 @@ impl Catalogue for English {
             Label::Details => "Details",
             Label::Close => "Close",
             Label::ChangeFirst => "Change first",
+            Label::Refining => "refining…",
+            Label::RefiningWhy => "What PyTorch’s allocator keeps beside the tensors is being replayed.",
+            Label::Checking => "Checking…",
+            Label::TensorsAtPeak => "GiB of tensors at the peak",
+            Label::HelpedBefore => "Helped before; being priced…",
             Label::Pricing => "Walking the step once more for each change…",
             Label::NothingHelps => "No single change that is priced here makes it fit. Try them one after the other.",
             Label::Try => "Try",
@@ -667,33 +680,66 @@ impl Catalogue for English {
 
     fn term(&self, term: Term) -> &'static str {
         match term {
+            Term::Weights => "weights",
+            Term::States => "optimizer states",
+            Term::Gradients => "gradients",
+            Term::Activations => "activations",
+            Term::Temporary => "temporary",
+            Term::FirstSteps => "more in the first steps",
+            Term::Rounding => "rounding to blocks",
             Term::Allocated => "allocated",
+            Term::Cache => "cache",
             Term::Reserved => "reserved",
+            Term::Context => "CUDA context",
             Term::Process => "process",
+            Term::InUse => "in use by others",
             Term::MicroBatch => "micro-batch",
             Term::GradAccum => "gradient accumulation",
+            Term::Momentum => "momentum",
+            Term::LoraRank => "rank",
             Term::Checkpointing => "activation checkpointing",
             Term::Foreach => "foreach",
             Term::Fused => "fused",
             Term::Forloop => "for-loop",
-            Term::Autocast => "autocast",
-            Term::MasterWeights => "master weights",
-            Term::Margin => "margin",
+            Term::Sdpa => "SDPA",
             Term::Eager => "eager attention",
+            Term::Lora => "LoRA",
+            Term::Qlora => "QLoRA",
+            Term::Dora => "DoRA",
         }
     }
 
     fn definition(&self, term: Term) -> &'static str {
         match term {
+            Term::Weights => "The model’s parameters and buffers: there from the start to the end.",
+            Term::States => {
+                "What the optimizer remembers of each trained weight, such as Adam’s two moments, and FP32 master weights."
+            }
+            Term::Gradients => "One number for each trained weight, from backward until the optimizer has used it.",
+            Term::Activations => {
+                "What forward keeps for backward: it grows with micro-batch and sequence, and checkpointing drops it."
+            }
+            Term::Temporary => {
+                "What lives for one operation or a few: outputs in flight, the logits, workspaces, the optimizer’s own temporaries."
+            }
+            Term::FirstSteps => "What the first steps hold at their peak beyond the steady step that the parts are of.",
+            Term::Rounding => "PyTorch hands out memory in blocks of 512 bytes and more: what tensors leave of theirs.",
             Term::Allocated => "What torch.cuda.memory_allocated() counts: the blocks that tensors hold.",
+            Term::Cache => {
+                "Freed blocks that PyTorch keeps for reuse; it gives them back before it reports that memory has run out."
+            }
             Term::Reserved => {
                 "What PyTorch’s caching allocator has taken from the driver: the tensors’ blocks and the cache."
             }
+            Term::Context => "What CUDA and its libraries take on the card before the first tensor.",
             Term::Process => "What nvidia-smi shows for the process: reserved memory and the CUDA context.",
+            Term::InUse => "What other processes, such as a desktop, hold on the card before this one starts.",
             Term::MicroBatch => "The sequences that go through the model at once; activations grow with it.",
             Term::GradAccum => {
                 "Several micro-batches add up their gradients before one optimizer step: a larger batch without larger activations."
             }
+            Term::Momentum => "A running mean of the gradients: above 0 it is one more state for each weight.",
+            Term::LoraRank => "The inner width of each pair of adapters: their size grows with it.",
             Term::Checkpointing => {
                 "Each layer keeps only its input and is run again in backward: far fewer saved tensors, about a third more compute."
             }
@@ -704,15 +750,18 @@ impl Catalogue for English {
             Term::Forloop => {
                 "The optimizer updates one tensor after the other; its temporaries are as large as the largest tensor."
             }
-            Term::Autocast => {
-                "torch.autocast runs products in 16 bits over FP32 weights and keeps the cast copies of linear weights through backward."
-            }
-            Term::MasterWeights => "An FP32 copy of 16-bit weights that the optimizer updates.",
-            Term::Margin => {
-                "The share of the card that is kept free for the allocator’s slack and for what no formula knows."
+            Term::Sdpa => {
+                "PyTorch’s scaled_dot_product_attention: its fast kernels never hold a score for every pair of tokens."
             }
             Term::Eager => {
                 "Attention as separate products and a softmax: it holds tensors of batch × heads × sequence²."
+            }
+            Term::Qlora => {
+                "LoRA over frozen weights in 4 bits: NF4 with double quantisation, unless your plan names another code."
+            }
+            Term::Dora => "Adapters with a trained length for each output: more temporaries for the weights’ norms.",
+            Term::Lora => {
+                "Small trained matrices beside frozen weights: gradients and optimizer states are those of the adapters alone."
             }
         }
     }
@@ -766,22 +815,30 @@ impl Catalogue for English {
             }
             Msg::MarginFact { free: None, .. } => "How much stays free is not known.".into(),
             Msg::MarginOver => "Nothing is left: the process needs more than the card has.".into(),
-            Msg::CacheNote { reserved, unused } => format!(
-                "Of {reserved} reserved at the peak the allocator holds {unused} unused. PyTorch gives it back before it reports an error."
-            ),
+            Msg::CacheNote { figures } => {
+                let [reserved, unused] = figures.map_or(["…".into(), "…".into()], |both| both.map(|b| b.to_string()));
+                format!(
+                    "Of {reserved} reserved at the peak the allocator holds {unused} unused. PyTorch gives it back before it reports an error."
+                )
+            }
             Msg::GaugeAlt { share, rule } => format!("{share}; {rule}"),
             Msg::GaugeRule { rule } => format!("{rule} rule"),
             Msg::ThroughputFact { low, high } => format!("{low} to {high} tokens/s"),
             Msg::ThroughputNote { numbers, low, high, step_low, step_high, source } => format!(
                 "{numbers}. A step takes {step_low} to {step_high} s if {low} to {high} of the peak is reached ({source})."
             ),
+            Msg::ImplementationUnknown { implementation } => {
+                format!("{} ({})", self.label(Label::DontKnow), self.implementation(*implementation))
+            }
+            Msg::WhatIs { term } => format!("What is {term}?"),
             Msg::ModelHint { parameters, shape } => format!("{parameters} parameters, {shape}"),
             Msg::GpuHint { capacity: Some(capacity), source } => format!("{capacity}: {source}"),
             Msg::GpuHint { capacity: None, .. } => {
                 "What PyTorch can use of this card is not known: the bill is computed, the verdict is not.".into()
             }
             Msg::PrecisionCandidate { name, verdict, allocated } => {
-                format!("{name}: {}, {allocated}", self.verdict(*verdict).to_ascii_lowercase())
+                let verdict = verdict.map_or(self.label(Label::Refining), |kind| self.verdict(kind));
+                format!("{name}: {}, {allocated}", verdict.to_ascii_lowercase())
             }
             Msg::CellTitle { part, instant } => format!("{}, {}", self.part(*part), self.at_instant(*instant)),
             Msg::Count { count } => format!("{} ×", grouped(*count)),

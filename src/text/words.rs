@@ -54,8 +54,15 @@ pub enum Label {
     PrecisionUnknownHint,
     Optimizer,
     Implementation,
-    ImplementationUnknown,
     Momentum,
+    Trained,
+    TrainAll,
+    TrainLora,
+    TrainQlora,
+    Dora,
+    LoraRank,
+    LoraTargets,
+    LessCommon,
     Batch,
     MicroBatch,
     SequencesOf,
@@ -78,6 +85,11 @@ pub enum Label {
     Close,
     ChangeFirst,
     Pricing,
+    Refining,
+    RefiningWhy,
+    Checking,
+    TensorsAtPeak,
+    HelpedBefore,
     NothingHelps,
     Try,
     Undo,
@@ -151,41 +163,74 @@ pub enum Label {
     Footer,
 }
 
-/// A term that is underlined, with its definition.
+/// A term with its definition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Term {
+    Weights,
+    States,
+    Gradients,
+    Activations,
+    Temporary,
+    FirstSteps,
+    Rounding,
     Allocated,
+    Cache,
     Reserved,
+    Context,
     Process,
+    InUse,
     MicroBatch,
     GradAccum,
+    Momentum,
+    LoraRank,
     Checkpointing,
     Foreach,
     Fused,
     Forloop,
-    Autocast,
-    MasterWeights,
-    Margin,
+    Sdpa,
     Eager,
+    Lora,
+    Qlora,
+    Dora,
 }
 
 impl Term {
-    /// Every term.
-    pub const ALL: [Self; 13] = [
+    /// Those that open their definition where they stand; the others' is written beside them.
+    pub const OPENING: [Self; 21] = [
+        Self::Weights,
+        Self::States,
+        Self::Gradients,
+        Self::Activations,
+        Self::Temporary,
+        Self::FirstSteps,
+        Self::Rounding,
         Self::Allocated,
+        Self::Cache,
         Self::Reserved,
+        Self::Context,
         Self::Process,
+        Self::InUse,
         Self::MicroBatch,
         Self::GradAccum,
-        Self::Checkpointing,
+        Self::Momentum,
+        Self::LoraRank,
+        Self::Dora,
         Self::Foreach,
         Self::Fused,
         Self::Forloop,
-        Self::Autocast,
-        Self::MasterWeights,
-        Self::Margin,
-        Self::Eager,
     ];
+
+    /// The term for a part of the bill.
+    #[must_use]
+    pub const fn of_part(part: Part) -> Self {
+        match part {
+            Part::Weights => Self::Weights,
+            Part::States => Self::States,
+            Part::Gradients => Self::Gradients,
+            Part::Activations => Self::Activations,
+            Part::Temporary => Self::Temporary,
+        }
+    }
 }
 
 /// A sentence with figures in it.
@@ -219,8 +264,8 @@ pub enum Msg<'a> {
     MarginFact { free: Option<&'a str>, policy: &'a str, policy_bytes: Option<Bytes> },
     /// Margin: what is missing.
     MarginOver,
-    /// Margin: reserved but unused.
-    CacheNote { reserved: Bytes, unused: Bytes },
+    /// Margin: reserved, and unused of it; `None`: being refined.
+    CacheNote { figures: Option<[Bytes; 2]> },
     /// A gauge in words.
     GaugeAlt { share: &'a str, rule: &'a str },
     /// The mark of the rule on a gauge.
@@ -236,12 +281,16 @@ pub enum Msg<'a> {
         step_high: &'a str,
         source: &'a str,
     },
+    /// The implementation where it is not known which: the optimizer's default.
+    ImplementationUnknown { implementation: OptimizerImpl },
+    /// What opens a definition.
+    WhatIs { term: &'a str },
     /// The hint under the model.
     ModelHint { parameters: &'a str, shape: &'a str },
     /// The hint under a GPU.
     GpuHint { capacity: Option<Bytes>, source: &'a str },
-    /// What an unknown GPU means.
-    PrecisionCandidate { name: &'a str, verdict: VerdictKind, allocated: Bytes },
+    /// What one precision recipe comes to, where it is not known which it is; `None`: being refined.
+    PrecisionCandidate { name: &'a str, verdict: Option<VerdictKind>, allocated: Bytes },
     /// The title of an opened cell.
     CellTitle { part: Part, instant: Instant },
     /// A line that stands for several tensors.

@@ -1,7 +1,9 @@
 //! The answer: verdict, figure, sentence, bar, sums, what to change first.
 
 use crate::bill::{Instant, Part};
-use crate::decide::{Decision, Reason, Status, VerdictKind};
+use crate::decide::{Decision, Fact, Reason, Status, VerdictKind};
+use crate::estimate::Note;
+use crate::measure::TierName;
 use crate::plan::Plan;
 use crate::recipe::{OptimizerImpl, OptimizerName};
 use crate::text::{Catalogue, Label, Msg, Term};
@@ -39,6 +41,8 @@ pub struct Answer {
     pub first: Option<Vec<RemedyRow>>,
     /// Whether a change is called for: without one the heading would be odd.
     pub wants_change: bool,
+    /// Whether the allocator's replay is still to come: what rests on it is not shown.
+    pub refining: bool,
     /// What is assumed.
     pub caveats: Vec<String>,
     /// The title of the page.
@@ -60,6 +64,8 @@ pub struct SumRow {
     pub exact: Option<Bytes>,
     /// Whether it sums the rows above.
     pub sum: bool,
+    /// The term that it is named by.
+    pub term: Term,
 }
 
 /// The swatch of a row.
@@ -100,7 +106,10 @@ impl Answer {
     #[must_use]
     pub fn new(plan: &Plan, decision: &Decision, priced: Option<&Decision>, text: &dyn Catalogue) -> Self {
         let verdict = &decision.verdict;
-        let estimate_notes = decision.estimate.notes.iter();
+        let refining = decision.awaits_replay();
+        // Then the replay may still say anything.
+        let undecided = refining && matches!(verdict.reason, Reason::Unknown(Fact::Reserved | Fact::Precision));
+        let estimate_notes = decision.estimate.notes.iter().filter(|note| **note != Note::NotReplayed);
         let numbers = &verdict.numbers;
         let allocated = numbers.allocated;
         let held = numbers.process.and_then(|p| p.checked_add(numbers.in_use.unwrap_or_default()));
@@ -113,19 +122,23 @@ impl Answer {
             (VerdictKind::DoesNotFit, ..) => {
                 (allocated, text.say(&Msg::NeededOfUsable { usable: numbers.usable }), numbers.usable)
             }
+            _ if refining => (allocated, text.label(Label::TensorsAtPeak).into(), numbers.capacity),
             _ => (allocated, text.say(&Msg::AllocatedAtPeak), numbers.capacity),
         };
         let (binding, term) = binding_sentence(plan, decision, text);
-        let mut because = vec![text.reason(&verdict.reason)];
-        if let Reason::AllocatedExceeds { .. } | Reason::InsideMargin { .. } | Reason::RoomBeyondMargin { .. } =
-            verdict.reason
-        {
+        let mut because =
+            vec![if undecided { text.label(Label::RefiningWhy).into() } else { text.reason(&verdict.reason) }];
+        let reason_first = matches!(
+            verdict.reason,
+            Reason::AllocatedExceeds { .. } | Reason::InsideMargin { .. } | Reason::RoomBeyondMargin { .. }
+        );
+        if reason_first || undecided {
             because.push(binding);
         } else {
             because.insert(0, binding);
         }
         Self {
-            verdict: text.verdict(verdict.kind),
+            verdict: if undecided { text.label(Label::Checking) } else { text.verdict(verdict.kind) },
             status: status(verdict.kind),
             big: three_digits(exact.as_gib()),
             exact,
@@ -136,7 +149,13 @@ impl Answer {
             sums_head: text.say(&Msg::SumsHead { instant: decision.estimate.bill.binding }),
             sums: sums(decision, text),
             first: priced.map(|priced| remedy::first(priced, SHOWN_REMEDIES, text)),
-            wants_change: verdict.kind != VerdictKind::Fits,
+            // Until it is decided, what was called for a moment ago.
+            wants_change: match (undecided, priced) {
+                (true, Some(before)) => before.verdict.kind != VerdictKind::Fits,
+                (true, None) => false,
+                (false, _) => verdict.kind != VerdictKind::Fits,
+            },
+            refining,
             caveats: decision
                 .caveats
                 .iter()
@@ -254,32 +273,45 @@ fn bar(decision: &Decision, text: &dyn Catalogue) -> Bar {
 fn sums(decision: &Decision, text: &dyn Catalogue) -> Vec<SumRow> {
     let addends = Addends::of(decision);
     let numbers = &decision.verdict.numbers;
-    let unknown = || text.label(Label::NotKnown).to_owned();
-    let sum = |name: &str, exact: Option<Bytes>| SumRow {
-        name: name.into(),
+    let refining = decision.awaits_replay();
+    let unknown = || text.label(if refining { Label::Refining } else { Label::NotKnown }).to_owned();
+    let sum = |tier: TierName, term: Term, exact: Option<Bytes>| SumRow {
+        name: text.tier(tier).into(),
         key: Key::None,
         gib: exact.map_or_else(unknown, |b| decimal(hundredths(b))),
         exact,
         sum: true,
+        term,
     };
-    let mut allocated: Vec<(String, Key, Bytes)> = Part::ALL
+    let mut allocated: Vec<(&str, Key, Term, Bytes)> = Part::ALL
         .into_iter()
-        .map(|part| (text.part(part).into(), Key::Part(part), addends.parts[part as usize]))
+        .map(|part| (text.part(part), Key::Part(part), Term::of_part(part), addends.parts[part as usize]))
         .collect();
-    for (label, bytes) in [(Label::FirstStepHigher, addends.first_steps), (Label::BlockRounding, addends.rounding)] {
-        if bytes > Bytes::ZERO {
-            allocated.push((text.label(label).into(), Key::Rest, bytes));
-        }
+    if addends.first_steps > Bytes::ZERO {
+        let name = text.label(Label::FirstStepHigher);
+        allocated.push((name, Key::Rest, Term::FirstSteps, addends.first_steps));
     }
+    // Always there, so that no row jumps when the replay is done.
+    allocated.push((text.label(Label::BlockRounding), Key::Rest, Term::Rounding, addends.rounding));
     let foot = hundredths(numbers.allocated);
     let figures = column(&allocated.iter().map(|(.., bytes)| *bytes).collect::<Vec<_>>(), foot);
     let mut rows: Vec<SumRow> = allocated
         .into_iter()
         .zip(figures)
-        .map(|((name, key, bytes), gib)| SumRow { name, key, gib, exact: Some(bytes), sum: false })
+        .map(|((name, key, term, bytes), gib)| SumRow {
+            name: name.into(),
+            key,
+            gib,
+            exact: Some(bytes),
+            sum: false,
+            term,
+        })
         .collect();
-    rows.push(sum(text.tier(crate::measure::TierName::Allocated), Some(numbers.allocated)));
-    let rest = |label: Label, bytes: Option<Bytes>, shown: Option<u64>| SumRow {
+    if let Some(rounding) = rows.last_mut().filter(|_| refining) {
+        (rounding.gib, rounding.exact) = (unknown(), None);
+    }
+    rows.push(sum(TierName::Allocated, Term::Allocated, Some(numbers.allocated).filter(|_| !refining)));
+    let rest = |label: Label, term: Term, bytes: Option<Bytes>, shown: Option<u64>| SumRow {
         name: text.label(label).into(),
         key: Key::Rest,
         gib: match (bytes, shown) {
@@ -290,17 +322,18 @@ fn sums(decision: &Decision, text: &dyn Catalogue) -> Vec<SumRow> {
         },
         exact: bytes,
         sum: false,
+        term,
     };
     // Each addend is what its sums differ by, so that the column adds up as it is shown.
     let reserved = numbers.reserved.map(hundredths);
-    rows.push(rest(Label::CacheKept, addends.cache, reserved.map(|r| r.saturating_sub(foot))));
-    rows.push(sum(text.tier(crate::measure::TierName::Reserved), numbers.reserved));
+    rows.push(rest(Label::CacheKept, Term::Cache, addends.cache, reserved.map(|r| r.saturating_sub(foot))));
+    rows.push(sum(TierName::Reserved, Term::Reserved, numbers.reserved));
     let process = numbers.process.map(hundredths);
     let context = process.zip(reserved).map(|(p, r)| p.saturating_sub(r));
-    rows.push(rest(Label::ContextRow, addends.context, context));
-    rows.push(sum(text.tier(crate::measure::TierName::Process), numbers.process));
+    rows.push(rest(Label::ContextRow, Term::Context, addends.context, context));
+    rows.push(sum(TierName::Process, Term::Process, numbers.process));
     if addends.in_use > Bytes::ZERO {
-        rows.push(rest(Label::InUseRow, numbers.in_use, None));
+        rows.push(rest(Label::InUseRow, Term::InUse, numbers.in_use, None));
     }
     rows
 }

@@ -4,10 +4,12 @@
 
 use serde_json::{Map, Value};
 
+use crate::estimate::read_model;
 use crate::issue::{Issue, IssueKind};
 use crate::machine::{CustomGpu, GpuChoice};
 use crate::model::ModelSource;
 use crate::plan::Plan;
+use crate::recipe::{ALL_LINEAR, FloatName, Lora, QuantKind, Quantization};
 use crate::units::{Bytes, GIB};
 use crate::view::Field;
 
@@ -34,6 +36,17 @@ pub enum GpuPick {
     Own,
     /// A card of the catalogue.
     Catalogue(String),
+}
+
+/// What is trained.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trained {
+    /// Every weight.
+    All,
+    /// Adapters.
+    Lora,
+    /// Adapters over weights in 4 bits.
+    Qlora,
 }
 
 impl Draft {
@@ -110,6 +123,66 @@ impl Draft {
             self.choices.model = super::example().model;
         }
         self.config = config;
+    }
+
+    /// What is trained: every weight, or adapters beside every linear layer of the blocks, over weights as they are or
+    /// in 4 bits.
+    #[must_use]
+    pub fn trained(&self) -> Trained {
+        match (&self.choices.recipe.lora, &self.choices.recipe.quantization) {
+            (None, None) => Trained::All,
+            (_, None) => Trained::Lora,
+            (_, Some(_)) => Trained::Qlora,
+        }
+    }
+
+    /// Chooses it. Adapters that are there stay as they are.
+    pub(super) fn set_trained(&mut self, trained: Trained) {
+        let recipe = &mut self.choices.recipe;
+        recipe.lora = match trained {
+            Trained::All => None,
+            _ => recipe.lora.take().or_else(|| Some(Lora::new(16, vec![ALL_LINEAR.into()]))),
+        };
+        let no_bf16 = self.choices.machine.resolve().is_ok_and(|hardware| hardware.bf16 == Some(false));
+        let compute_dtype = no_bf16.then_some(FloatName::Float16);
+        let nf4 = Quantization { kind: QuantKind::Nf4, double_quant: true, compute_dtype, prepare: true };
+        recipe.quantization = (trained == Trained::Qlora).then_some(nf4);
+    }
+
+    /// Takes a linear layer among those with adapters, or out of them.
+    pub(super) fn toggle_target(&mut self, name: &'static str) {
+        let names = self.linear_names();
+        let Some(lora) = &mut self.choices.recipe.lora else { return };
+        let has = |target: &str| lora.targets_all() || lora.targets.iter().any(|t| t == target);
+        let chosen: Vec<&str> = names.iter().copied().filter(|other| has(other) != (*other == name)).collect();
+        let chosen = if chosen == names { vec![ALL_LINEAR] } else { chosen };
+        lora.targets = chosen.into_iter().map(str::to_owned).collect();
+    }
+
+    /// After another model was taken: adapters beside those of its layers that have the names of before, or all.
+    pub(super) fn retarget(&mut self) {
+        let names = self.linear_names();
+        let Some(lora) = self.choices.recipe.lora.as_mut().filter(|lora| !lora.targets_all()) else { return };
+        if !names.is_empty() {
+            lora.targets.retain(|target| names.contains(&target.as_str()));
+        }
+        if lora.targets.is_empty() {
+            lora.targets = vec![ALL_LINEAR.into()];
+        }
+    }
+
+    /// The names of the linear layers in the blocks of the model, each once; none where adapters are not modelled.
+    #[must_use]
+    pub fn linear_names(&self) -> Vec<&'static str> {
+        let Ok(read) = read_model(&self.read().0.model) else { return Vec::new() };
+        let mut names: Vec<&'static str> = Vec::new();
+        for name in read.model.linear_names().into_iter().flatten() {
+            // The output head is none of the blocks; peft's `all-linear` leaves it out too.
+            if !names.contains(&name) && !matches!(name, "lm_head" | "embed_out") {
+                names.push(name);
+            }
+        }
+        names
     }
 
     /// How the GPU is given.

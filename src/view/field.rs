@@ -3,9 +3,9 @@
 use crate::issue::IssueKind;
 use crate::machine::GpuChoice;
 use crate::plan::{Plan, Version};
-use crate::recipe::OptimizerName;
 use crate::text::Label;
 use crate::units::{Bytes, parse_bytes, parse_decimal, three_digits};
+use crate::view::job::has_momentum;
 
 /// A text field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -18,6 +18,8 @@ pub enum Field {
     GradAccum,
     /// SGD's momentum.
     Momentum,
+    /// Rank of the adapters.
+    LoraRank,
     /// The name of the user's own card.
     GpuName,
     /// Its memory.
@@ -48,11 +50,12 @@ pub enum Field {
 
 impl Field {
     /// Every field.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 18] = [
         Self::MicroBatch,
         Self::SeqLen,
         Self::GradAccum,
         Self::Momentum,
+        Self::LoraRank,
         Self::GpuName,
         Self::GpuMemory,
         Self::GpuCapability,
@@ -76,6 +79,7 @@ impl Field {
             Self::SeqLen => "seq-len",
             Self::GradAccum => "grad-accum",
             Self::Momentum => "momentum",
+            Self::LoraRank => "lora-rank",
             Self::GpuName => "gpu-name",
             Self::GpuMemory => "gpu-memory",
             Self::GpuCapability => "gpu-capability",
@@ -100,6 +104,7 @@ impl Field {
             Self::SeqLen => "recipe.seq_len",
             Self::GradAccum => "recipe.grad_accum",
             Self::Momentum => "recipe.optimizer.momentum",
+            Self::LoraRank => "recipe.lora.r",
             Self::GpuName => "machine.gpu.custom.name",
             Self::GpuMemory => "machine.gpu.custom.memory_bytes",
             Self::GpuCapability => "machine.gpu.custom.compute_capability",
@@ -124,6 +129,7 @@ impl Field {
             Self::SeqLen => Label::SeqLen,
             Self::GradAccum => Label::GradAccum,
             Self::Momentum => Label::Momentum,
+            Self::LoraRank => Label::LoraRank,
             Self::GpuName => Label::GpuOwnName,
             Self::GpuMemory => Label::GpuOwnMemory,
             Self::GpuCapability => Label::GpuOwnCapability,
@@ -151,12 +157,17 @@ impl Field {
             Self::MicroBatch => plan.recipe.micro_batch = whole(text)?,
             Self::SeqLen => plan.recipe.seq_len = whole(text)?,
             Self::GradAccum => plan.recipe.grad_accum = whole(text)?,
-            // Only SGD has one; what is typed for it waits until SGD is chosen again.
-            Self::Momentum if plan.recipe.optimizer.name != OptimizerName::Sgd => plan.recipe.optimizer.momentum = 0.0,
+            // Only some have one; what is typed for it waits until one of them is chosen again.
+            Self::Momentum if !has_momentum(&plan.recipe) => plan.recipe.optimizer.momentum = 0.0,
             Self::Momentum => {
                 plan.recipe.optimizer.momentum = parse_decimal(text)
                     .filter(|m| (0.0..1.0).contains(m))
                     .ok_or_else(|| not_a("a number from 0 to below 1, such as 0.9", text))?;
+            }
+            Self::LoraRank => {
+                // Without adapters there is nothing to fill in.
+                let Some(lora) = &mut plan.recipe.lora else { return Ok(()) };
+                lora.r = whole(text)?;
             }
             Self::InUse => plan.machine.in_use_bytes = optional_size()?,
             Self::MigSlice => plan.machine.mig_slice_bytes = optional_size()?,
@@ -197,6 +208,7 @@ impl Field {
             Self::SeqLen => plan.recipe.seq_len.to_string(),
             Self::GradAccum => plan.recipe.grad_accum.to_string(),
             Self::Momentum => plan.recipe.optimizer.momentum.to_string(),
+            Self::LoraRank => plan.recipe.lora.as_ref().map_or(16, |lora| lora.r).to_string(),
             Self::GpuName => own.map_or(String::new(), |gpu| gpu.name.clone()),
             Self::GpuMemory => own.map_or(String::new(), |gpu| size_text(gpu.memory_bytes)),
             Self::GpuCapability => own.and_then(|gpu| gpu.compute_capability.clone()).unwrap_or_default(),
@@ -265,6 +277,7 @@ mod tests {
 
     use super::*;
     use crate::machine::CustomGpu;
+    use crate::recipe::OptimizerName;
     use crate::view::example;
 
     fn read(field: Field, text: &str) -> Result<Plan, IssueKind> {

@@ -4,6 +4,7 @@ use crate::decide::Caveat;
 use crate::issue::Issue;
 use crate::machine::{self, Gpu};
 use crate::model::{self, ModelSource};
+use crate::recipe::{OptimizerImpl, OptimizerName, Recipe};
 use crate::text::{Catalogue, Label, Msg};
 use crate::units::grouped;
 use crate::view::draft::CONFIG_PATH;
@@ -16,6 +17,9 @@ pub const MODEL_ID: &str = "model";
 pub const GPU_ID: &str = "gpu";
 /// The `id` of the text of `config.json`.
 pub const CONFIG_ID: &str = "config";
+
+/// The `id` of the choice of adapters.
+pub const LORA_ID: &str = "lora";
 
 /// The presets that match the filter, and always the chosen one.
 #[must_use]
@@ -55,6 +59,21 @@ pub fn first_gpu(filter: &str) -> Option<&'static Gpu> {
 fn matches(name: &str, filter: &str) -> bool {
     let name = name.to_ascii_lowercase();
     filter.to_ascii_lowercase().split_whitespace().all(|word| name.contains(word))
+}
+
+/// Whether the recipe's optimizer has a momentum.
+#[must_use]
+pub fn has_momentum(recipe: &Recipe) -> bool {
+    matches!(recipe.optimizer.name, OptimizerName::Sgd | OptimizerName::RmsProp)
+}
+
+/// Whether an implementation is one that the recipe's optimizer has and that is modelled.
+#[must_use]
+pub fn is_offered(recipe: &Recipe, implementation: OptimizerImpl) -> bool {
+    let mut with = recipe.clone();
+    with.optimizer.implementation = Some(implementation);
+    recipe.optimizer.name.implementations().contains(&implementation)
+        && with.issues().iter().all(|issue| issue.field != "recipe.optimizer.impl")
 }
 
 /// The hint under the GPU: what of it can be used, and how that is known.
@@ -132,6 +151,7 @@ fn control(issue: &Issue, state: &State) -> (&'static str, Option<Label>) {
         "recipe.attention" | "recipe.sdpa_backend" => ("attention", Some(Label::Attention)),
         "recipe.checkpointing" => ("checkpointing", Some(Label::Checkpointing)),
         "recipe.optimizer.impl" => ("implementation", Some(Label::Implementation)),
+        _ if starts("recipe.lora") || starts("recipe.quantization") => (LORA_ID, Some(Label::Trained)),
         _ if starts("recipe.optimizer") => ("optimizer", Some(Label::Optimizer)),
         _ if starts("machine") => (GPU_ID, None),
         // What is wrong inside a config.json is named by its own field.
@@ -168,14 +188,15 @@ pub fn catalogue_name(name: &str) -> &str {
 #[must_use]
 pub fn precision_hint(state: &State, text: &dyn Catalogue) -> String {
     let mut sentences = vec![text.label(Label::PrecisionUnknownHint).to_owned()];
-    let caveats = state.outcome.shown.iter().flat_map(|shown| &shown.decision().caveats);
-    for caveat in caveats {
+    let Some(shown) = &state.outcome.shown else { return sentences.concat() };
+    for caveat in &shown.decision().caveats {
         if let Caveat::PrecisionNotGiven { candidates } = caveat {
             let said: Vec<String> = candidates
                 .iter()
                 .map(|c| {
                     let name = text.precision(c.precision);
-                    text.say(&Msg::PrecisionCandidate { name, verdict: c.verdict, allocated: c.allocated })
+                    let verdict = (!shown.decision().awaits_replay()).then_some(c.verdict);
+                    text.say(&Msg::PrecisionCandidate { name, verdict, allocated: c.allocated })
                 })
                 .collect();
             sentences.push(format!("{}.", said.join("; ")));

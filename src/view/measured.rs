@@ -45,6 +45,8 @@ impl Comparison {
     pub fn new(measured: &Measured, decision: Option<&Decision>, text: &dyn Catalogue) -> Option<Self> {
         let measurement = measured.taken.as_deref()?;
         let readings = decision.and_then(|decision| decision.estimate.readings.as_ref());
+        let refining = decision.is_some_and(Decision::awaits_replay);
+        let unknown = text.label(if refining { Label::Refining } else { Label::NotKnown });
         let prediction = readings.map(Prediction::from).unwrap_or_default();
         let rows = compare(&prediction, measurement)
             .into_iter()
@@ -54,7 +56,7 @@ impl Comparison {
                     TierName::Allocated => text.reading(row.name),
                     tier => format!("{}, {}", text.reading(row.name), text.tier(tier).to_ascii_lowercase()),
                 },
-                predicted: row.predicted.map_or_else(|| text.label(Label::NotKnown).into(), plain),
+                predicted: row.predicted.map_or_else(|| unknown.into(), plain),
                 measured: match (row.measured, &row.unavailable) {
                     (Some(bytes), _) => plain(bytes),
                     (None, Some(why)) => format!("{}: {why}", text.label(Label::NotKnown)),

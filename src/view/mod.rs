@@ -17,10 +17,10 @@ mod state;
 pub mod steps;
 pub mod timeline;
 
-pub use draft::{CONFIG_PATH, Draft, GpuPick};
+pub use draft::{CONFIG_PATH, Draft, GpuPick, Trained};
 pub use field::Field;
 pub use intake::{Intake, recognise};
-pub use state::{Action, Measured, Notice, Outcome, Panel, Section, Shown, State, Theme, Undo};
+pub use state::{Action, Measured, Notice, Outcome, Panel, Section, Shown, State, Theme, Undo, Work};
 
 use crate::machine::{GpuChoice, Machine};
 use crate::model::ModelSource;

@@ -1,9 +1,10 @@
 //! The page's state and the one place where it changes.
 
+use std::cell::RefCell;
 use std::rc::Rc;
 
 use crate::bill::{Instant, Part};
-use crate::decide::{self, Decision, Pricing, RemedyId};
+use crate::decide::{self, Decision, Deliberation, RemedyId};
 use crate::issue::Issue;
 use crate::measure::{self, ImportError, Imported, Measurement, Unit};
 use crate::model::ModelSource;
@@ -11,7 +12,7 @@ use crate::plan::{Plan, Policy};
 use crate::recipe::{Attention, Checkpointing, OptimizerImpl, OptimizerName, Precision};
 use crate::text::LinkProblem;
 use crate::units::Bytes;
-use crate::view::{Draft, Field, GpuPick, Intake, job, link, recognise};
+use crate::view::{Draft, Field, GpuPick, Intake, Trained, job, link, recognise};
 
 /// How many tried remedies can be undone.
 const MAX_UNDO: usize = 32;
@@ -46,15 +47,60 @@ pub struct State {
 /// What follows from the inputs: the last good answer, and what is wrong with the inputs now.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Outcome {
-    /// The last good answer. Its remedies may still be unpriced: see [`Outcome::priced`].
+    /// The last good answer. At first it is what the walk alone says; the allocator's replay refines it, and its
+    /// remedies are priced: see [`Outcome::work`].
     pub shown: Option<Shown>,
-    /// The last answer whose remedies are priced. Pricing takes a walk for each remedy, so it waits until typing rests:
-    /// until then these are the remedies of a moment ago.
+    /// The last answer whose remedies are priced; until the answer shown is, these are the remedies of a moment ago.
     pub priced: Option<Shown>,
-    /// The remedies of the answer shown that are priced so far, while the rest are not.
-    pub pricing: Option<Pricing>,
+    /// What is still to be done for the answer shown; none where that is complete.
+    pub work: Option<Work>,
     /// What is wrong now; then the answer is stale.
     pub issues: Vec<Issue>,
+}
+
+impl Outcome {
+    /// Whether the allocator's replay of the answer shown is still to come.
+    #[must_use]
+    pub fn is_refining(&self) -> bool {
+        self.work.is_some() && self.shown.as_ref().is_some_and(|shown| shown.decision().awaits_replay())
+    }
+
+    /// Does a slice of what [`Action::Work`] would do: at most a walk, or `events` of a replay. True once there is
+    /// nothing left for that action but to take the result.
+    #[must_use]
+    pub fn work_ahead(&self, events: usize) -> bool {
+        let (Some(work), Some(shown)) = (&self.work, &self.shown) else { return true };
+        work.0.borrow_mut().advance(shown.decision(), events)
+    }
+}
+
+/// Work in hand. How far it has come is no part of the state: [`Action::Work`] does what is left of it.
+#[derive(Clone, Debug)]
+pub struct Work(Rc<RefCell<Ahead>>);
+
+impl PartialEq for Work {
+    fn eq(&self, other: &Self) -> bool {
+        Rc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+#[derive(Debug)]
+struct Ahead {
+    deliberation: Deliberation,
+    /// The refined decision, once it is there and not taken.
+    refined: Option<Result<Decision, Vec<Issue>>>,
+}
+
+impl Ahead {
+    fn advance(&mut self, shown: &Decision, events: usize) -> bool {
+        if !shown.awaits_replay() {
+            return self.deliberation.price(shown, events);
+        }
+        if self.refined.is_none() {
+            self.refined = self.deliberation.refine(events);
+        }
+        self.refined.is_some()
+    }
 }
 
 /// A plan and the decision about it. Two are the same when they are one: comparing the figures would cost more than
@@ -256,12 +302,18 @@ pub enum Action {
     Attention(Option<Attention>),
     /// Chose checkpointing.
     Checkpointing(Checkpointing),
+    /// Chose what is trained.
+    Trained(Trained),
+    /// Chose weight-decomposed adapters, or plain ones.
+    Dora(bool),
+    /// Took a linear layer among those with adapters, or out of them.
+    LoraTarget(&'static str),
     /// Said whether the memory in use is known.
     InUseKnown(bool),
     /// Took the policy back to its defaults.
     ResetPolicy,
-    /// Priced the remedies of what is shown.
-    Price,
+    /// Took what was worked out for the answer shown: first the allocator's replay, then the remedies' prices.
+    Work,
     /// Tried a remedy, under this name.
     Try(RemedyId, String),
     /// Undid the last one.
@@ -316,6 +368,10 @@ impl State {
             gpu_filter: String::new(),
         };
         state.recompute();
+        // What a page shows at first is complete but for the remedies.
+        if state.outcome.is_refining() {
+            state.work();
+        }
         state
     }
 
@@ -349,24 +405,33 @@ impl State {
     fn apply(&mut self, action: Action) {
         match action {
             Action::Type(field, text) => self.edit(|draft| draft.set_text(field, text)),
-            Action::Preset(name) => self.edit(|draft| {
+            Action::Preset(name) => self.edit_model(|draft| {
                 draft.set_config(None);
                 draft.choices_mut().model = ModelSource::Preset(name);
             }),
-            Action::Config(text) => self.edit(|draft| draft.set_config(text)),
+            Action::Config(text) => self.edit_model(|draft| draft.set_config(text)),
             Action::Gpu(pick) => self.edit(|draft| draft.set_gpu(pick)),
             Action::Precision(precision) => self.edit(|draft| draft.choices_mut().recipe.precision = precision),
             Action::Optimizer(name) => self.edit(|draft| {
-                let optimizer = &mut draft.choices_mut().recipe.optimizer;
-                optimizer.name = name;
                 // An implementation that the new one lacks was not chosen for it.
-                optimizer.implementation = optimizer.implementation.filter(|i| name.implementations().contains(i));
+                let recipe = &mut draft.choices_mut().recipe;
+                recipe.optimizer.name = name;
+                if !recipe.optimizer.implementation.is_none_or(|chosen| job::is_offered(recipe, chosen)) {
+                    recipe.optimizer.implementation = None;
+                }
             }),
             Action::Implementation(which) => {
                 self.edit(|draft| draft.choices_mut().recipe.optimizer.implementation = which);
             }
             Action::Attention(attention) => self.edit(|draft| draft.choices_mut().recipe.attention = attention),
             Action::Checkpointing(mode) => self.edit(|draft| draft.choices_mut().recipe.checkpointing = mode),
+            Action::Trained(trained) => self.edit(|draft| draft.set_trained(trained)),
+            Action::Dora(on) => self.edit(|draft| {
+                if let Some(lora) = &mut draft.choices_mut().recipe.lora {
+                    lora.use_dora = on;
+                }
+            }),
+            Action::LoraTarget(name) => self.edit(|draft| draft.toggle_target(name)),
             Action::InUseKnown(known) => self.edit(|draft| {
                 draft.set_text(Field::InUse, if known { "0 GiB".into() } else { String::new() });
             }),
@@ -376,7 +441,7 @@ impl State {
                     draft.set_text(field, field.write(draft.choices()));
                 }
             }),
-            Action::Price => self.price(),
+            Action::Work => self.work(),
             Action::Try(id, remedy) => self.try_remedy(id, remedy),
             Action::Undo => {
                 if let Some(undo) = self.undo.pop() {
@@ -437,10 +502,10 @@ impl State {
         self.panels.contains(&panel)
     }
 
-    /// Whether the remedies on screen are of an earlier answer.
+    /// Whether the remedies on screen are of an earlier answer, or the answer itself is being refined.
     #[must_use]
     pub fn is_unpriced(&self) -> bool {
-        self.outcome.shown.is_some() && self.outcome.shown != self.outcome.priced
+        self.outcome.work.is_some()
     }
 
     /// Whether the answer is for earlier inputs than those in the fields.
@@ -457,6 +522,13 @@ impl State {
         }
     }
 
+    fn edit_model(&mut self, change: impl FnOnce(&mut Draft)) {
+        self.edit(|draft| {
+            change(draft);
+            draft.retarget();
+        });
+    }
+
     fn load(&mut self, plan: &Plan) {
         self.undo.clear();
         self.edit(|draft| *draft = Draft::of(plan));
@@ -464,10 +536,11 @@ impl State {
 
     fn recompute(&mut self) {
         let (plan, mut issues) = self.draft.read();
-        match decide::answer(&plan) {
+        match decide::quick(&plan) {
             Ok(decision) if issues.is_empty() => {
+                let ahead = Ahead { deliberation: Deliberation::of(&plan), refined: None };
+                self.outcome.work = Some(Work(Rc::new(RefCell::new(ahead))));
                 self.outcome.shown = Some(Shown::new(plan, decision));
-                self.outcome.pricing = None;
             }
             Ok(_) => {}
             // A text that cannot be read has one issue, which is about the text.
@@ -480,29 +553,31 @@ impl State {
         self.outcome.issues = issues;
     }
 
-    /// Prices one remedy, so that the page can draw and listen between two.
-    fn price(&mut self) {
-        let Some(shown) = self.outcome.shown.clone().filter(|_| self.is_unpriced()) else { return };
-        let mut pricing = self.outcome.pricing.take().unwrap_or_default();
-        if pricing.step(shown.plan(), shown.decision()) {
-            self.outcome.pricing = Some(pricing);
-            return;
-        }
-        let decision = pricing.finish(shown.plan(), shown.decision().clone());
-        let shown = Shown::new(shown.plan().clone(), decision);
-        self.outcome.priced = Some(shown.clone());
-        self.outcome.shown = Some(shown);
-    }
-
-    /// Prices every remedy at once.
-    fn price_all(&mut self) {
-        while self.is_unpriced() {
-            self.price();
+    /// Does what is left of the work in hand, and takes its result.
+    fn work(&mut self) {
+        let outcome = &mut self.outcome;
+        let (Some(work), Some(shown)) = (outcome.work.clone(), outcome.shown.clone()) else { return };
+        let mut work = work.0.borrow_mut();
+        while !work.advance(shown.decision(), usize::MAX) {}
+        match work.refined.take() {
+            Some(Ok(decision)) => outcome.shown = Some(Shown::new(shown.plan().clone(), decision)),
+            Some(Err(issues)) => {
+                outcome.issues = issues;
+                outcome.work = None;
+            }
+            None => {
+                let decision = work.deliberation.with_remedies(shown.decision().clone());
+                outcome.shown = Some(Shown::new(shown.plan().clone(), decision));
+                outcome.priced = outcome.shown.clone();
+                outcome.work = None;
+            }
         }
     }
 
     fn try_remedy(&mut self, id: RemedyId, remedy: String) {
-        self.price_all();
+        while self.is_unpriced() {
+            self.work();
+        }
         let remedies = self.outcome.priced.iter().flat_map(|priced| &priced.decision().remedies);
         let Some(plan) = remedies.into_iter().find(|r| r.id == id).map(|r| r.plan.clone()) else { return };
         if self.undo.len() == MAX_UNDO {
@@ -544,7 +619,7 @@ impl State {
         }
         match recognise(&text) {
             Intake::Config(name) => {
-                self.edit(|draft| draft.set_config(Some(text)));
+                self.edit_model(|draft| draft.set_config(Some(text)));
                 self.notice = Some(Notice::ConfigTaken(name));
                 self.section = Section::Job;
             }

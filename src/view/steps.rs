@@ -83,6 +83,7 @@ fn one(policy: &Policy, decision: &Decision, priced: Option<&Decision>, step: &T
         (Some(share), Question::Rigid | Question::Activations) if past => {
             format!("{}, {share}", text.status(step.status))
         }
+        _ if step.status == Status::Waits && decision.awaits_replay() => text.label(Label::Refining).into(),
         _ => text.status(step.status).to_owned(),
     };
     let (number, section, thresholds): (u8, _, &'static [Field]) = match question {
@@ -186,9 +187,21 @@ fn activations(decision: &Decision, figure: &Figure, text: &dyn Catalogue) -> Sa
 fn margin(policy: &Policy, decision: &Decision, text: &dyn Catalogue) -> Said {
     let numbers = &decision.verdict.numbers;
     let mut notes = Vec::new();
+    let policy_share = percent(policy.margin_low);
     if let Some(reserved) = numbers.reserved {
         let unused = reserved.saturating_sub(numbers.allocated);
-        notes.push(text.say(&Msg::CacheNote { reserved, unused }));
+        notes.push(text.say(&Msg::CacheNote { figures: Some([reserved, unused]) }));
+    }
+    if decision.awaits_replay() {
+        // The sentences without their figures: as large as what will stand there.
+        notes.push(text.say(&Msg::CacheNote { figures: None }));
+        let fact = text.say(&Msg::MarginFact { free: Some("…"), policy: &policy_share, policy_bytes: None });
+        let gauge = numbers.capacity.map(|_| {
+            let mut gauge = at_most(0.0, 1.0 - policy.margin_low, Label::WholeCard, text);
+            gauge.alt = text.label(Label::Refining).into();
+            gauge
+        });
+        return Said { big: Some("…".into()), fact, gauge, notes, ..Said::default() };
     }
     let held = numbers.process.and_then(|p| p.checked_add(numbers.in_use.unwrap_or_default()));
     let (Some(held), Some(card)) = (held, numbers.capacity) else {
@@ -201,7 +214,6 @@ fn margin(policy: &Policy, decision: &Decision, text: &dyn Catalogue) -> Said {
     let Some(free) = card.checked_sub(held) else {
         return Said { fact: text.say(&Msg::MarginOver), gauge: Some(gauge), notes, ..Said::default() };
     };
-    let policy_share = percent(policy.margin_low);
     Said {
         big: Some(in_gib(free)),
         exact: Some(free),

@@ -1,7 +1,7 @@
 // For everyone: axe finds nothing, everything works by keyboard, nothing overflows, everything can be hit.
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { AXE, WIDTHS, browser, openAnswer } from "./browser.js";
+import { AXE, WIDTHS, browser, eventually, openAnswer } from "./browser.js";
 
 const b = browser();
 const TAGS = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"];
@@ -56,6 +56,7 @@ test("nothing overflows from 320 px up, whatever is open", async () => {
     const { page, close } = await b.open({ width });
     for (const arrange of Object.values(STATES).slice(0, 3)) {
       await arrange(page);
+      await page.waitForTimeout(100);
       const over = await page.evaluate(() => document.documentElement.scrollWidth - document.documentElement.clientWidth);
       assert.equal(over, 0, `${width} px`);
     }
@@ -67,6 +68,7 @@ test("every target is at least 24 px high and wide", async () => {
   for (const { name, ...size } of WIDTHS) {
     const { page, close } = await b.open(size);
     await STATES["everything open"](page);
+    await page.locator("#config").waitFor();
     const small = await page.evaluate(() =>
       [...document.querySelectorAll("a, button, input, select, textarea, summary")]
         .filter((e) => e.checkVisibility() && !e.classList.contains("skip"))
@@ -110,6 +112,22 @@ test("the keyboard reaches everything, with the focus in sight", async () => {
   await close();
 });
 
+test("terms explain themselves by keyboard", async () => {
+  const { page, close } = await b.open();
+  for (const [at, term] of [[".sums", "Reserved"], ["#bill-table", "Activations"], ["#job", "What is micro-batch?"]]) {
+    const button = page.locator(at).getByRole("button", { name: term, exact: true });
+    await button.focus();
+    await page.keyboard.press("Enter");
+    const id = await button.getAttribute("popovertarget");
+    assert.ok(await page.locator(`#${id}`).isVisible(), term);
+    const [word, said] = [await button.boundingBox(), await page.locator(`#${id}`).boundingBox()];
+    assert.ok(Math.abs(said.y - word.y) < 150, `${term} is explained beside it`);
+    await page.keyboard.press("Escape");
+    assert.ok(!(await page.locator(`#${id}`).isVisible()), term);
+  }
+  await close();
+});
+
 test("the verdict is announced once typing rests, not at every key", async () => {
   const { page, close } = await b.open();
   const said = await page.evaluate(() => {
@@ -132,10 +150,10 @@ test("the theme follows the system, can be chosen, and is kept", async () => {
   const paper = () => page.evaluate(() => getComputedStyle(document.body).backgroundColor);
   assert.equal(await paper(), "rgb(20, 23, 27)");
   await page.locator("#theme").click();
-  assert.equal(await paper(), "rgb(255, 255, 255)");
+  await eventually(async () => assert.equal(await paper(), "rgb(255, 255, 255)"));
   await page.reload();
   await page.locator("#verdict").waitFor();
-  assert.equal(await paper(), "rgb(255, 255, 255)");
+  await eventually(async () => assert.equal(await paper(), "rgb(255, 255, 255)"));
   await close({ expected: [/^request after load/] });
 });
 

@@ -88,8 +88,9 @@ export function browser() {
   };
 }
 
-/** The verdict and the figure beside it, as a person reads them. */
+/** The verdict and the figure beside it, as a person reads them once they are refined. */
 export async function answer(page) {
+  await page.locator("#answer:not([aria-busy])").waitFor();
   return {
     verdict: (await page.locator("#verdict").innerText()).trim(),
     needed: Number.parseFloat(await page.locator("#needed > span").first().innerText()),
@@ -130,4 +131,16 @@ export async function drop(page, name, text) {
     },
     [name, text],
   );
+}
+
+/** Repeats `check` until it passes: the page draws a moment after an event. */
+export async function eventually(check, timeout = 5000) {
+  for (const end = Date.now() + timeout; ; ) {
+    try {
+      return await check();
+    } catch (error) {
+      if (Date.now() > end) throw error;
+      await new Promise((done) => setTimeout(done, 25));
+    }
+  }
 }

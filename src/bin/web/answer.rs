@@ -34,6 +34,7 @@ pub(crate) fn answer_panel(store: &Handle) -> Html {
             let answer = Answer::new(shown.plan(), shown.decision(), priced(store), text);
             html! {
                 <>
+                    if answer.refining { <span class="busy">{ text.label(Label::Refining) }</span> }
                     <p class={classes!("verdict", verdict_class(answer.status))} id="verdict">{ answer.verdict }</p>
                     <p class="big" id="needed">
                         <span title={exact(answer.exact)}>{ answer.big.clone() }</span>
@@ -52,7 +53,7 @@ pub(crate) fn answer_panel(store: &Handle) -> Html {
     };
     html! {
         <aside class={classes!("answer", state.is_stale().then_some("is-stale"))} id="answer" tabindex="-1"
-            aria-label={text.label(Label::Answer)}>
+            aria-label={text.label(Label::Answer)} aria-busy={busy(state.outcome.is_refining())}>
             <div class="stick"><h2 class="hide">{ text.label(Label::Answer) }</h2>{ inner }</div>
         </aside>
     }
@@ -86,7 +87,6 @@ fn details(store: &Handle, answer: &Answer) -> Html {
     html! {
         <>
             { for answer.because.iter().map(|sentence| html! { <p class="because">{ with_term(sentence, answer.term, text) }</p> }) }
-            if let Some(term) = answer.term { { definition(term, text) } }
             { bar(&answer.bar) }
             <table class="sums">
                 <thead><tr>
@@ -95,7 +95,7 @@ fn details(store: &Handle, answer: &Answer) -> Html {
                 <tbody>{ for answer.sums.iter().map(sum_row) }</tbody>
             </table>
             if answer.wants_change {
-                <h3>{ text.label(Label::ChangeFirst) }</h3>
+                <h3>{ text.label(if store.0.is_unpriced() { Label::HelpedBefore } else { Label::ChangeFirst }) }</h3>
                 { first(store, answer.first.as_deref()) }
             }
             if !answer.caveats.is_empty() {
@@ -108,6 +108,11 @@ fn details(store: &Handle, answer: &Answer) -> Html {
             }
         </>
     }
+}
+
+/// The attribute that says that something is about to change.
+pub(crate) fn busy(is: bool) -> Option<&'static str> {
+    is.then_some("true")
 }
 
 /// What to change first.
@@ -125,7 +130,9 @@ fn first(store: &Handle, remedies: Option<&[RemedyRow]>) -> Html {
     match remedies {
         None => html! { <p class="small soft">{ text.label(Label::Pricing) }</p> },
         Some([]) => html! { <p class="small soft">{ text.label(Label::NothingHelps) }</p> },
-        Some(remedies) => html! { <ul class="try">{ for remedies.iter().map(row) }</ul> },
+        Some(remedies) => {
+            html! { <ul class="try" aria-busy={busy(store.0.is_unpriced())}>{ for remedies.iter().map(row) }</ul> }
+        }
     }
 }
 
@@ -145,7 +152,7 @@ fn with_term(sentence: &str, term: Option<Term>, text: &dyn Catalogue) -> Html {
             { before.to_owned() }
             <span class="nb">
                 { touching.to_owned() }
-                <button class="term" type="button" popovertarget={term_id(term)}>{ word }</button>
+                { term_button(term, word) }
                 { touched.to_owned() }
             </span>
             { after.to_owned() }
@@ -157,8 +164,21 @@ fn term_id(term: Term) -> String {
     format!("term-{term:?}").to_ascii_lowercase()
 }
 
-fn definition(term: Term, text: &dyn Catalogue) -> Html {
-    html! { <div id={term_id(term)} popover="auto">{ text.definition(term) }</div> }
+/// The definitions that terms open, wherever they stand.
+pub(crate) fn definitions(text: &dyn Catalogue) -> Html {
+    let one = |term: Term| html! { <div id={term_id(term)} popover="auto">{ text.definition(term) }</div> };
+    Term::OPENING.into_iter().map(one).collect()
+}
+
+/// A word that opens the term's definition.
+pub(crate) fn term_button(term: Term, word: &str) -> Html {
+    html! { <button class="term" type="button" popovertarget={term_id(term)}>{ word.to_owned() }</button> }
+}
+
+/// A mark after a control that opens the definition of what the control is for.
+pub(crate) fn what_is(term: Term, text: &dyn Catalogue) -> Html {
+    let label = text.say(&Msg::WhatIs { term: text.term(term) });
+    html! { <button class="term what" type="button" aria-label={label} popovertarget={term_id(term)}>{ "?" }</button> }
 }
 
 /// The stripes that mark temporary memory where colour alone would not.
@@ -217,7 +237,7 @@ pub(crate) fn key(key: Key) -> Html {
 fn sum_row(row: &SumRow) -> Html {
     html! {
         <tr class={row.sum.then_some("sum")}>
-            <th scope="row">{ key(row.key) }{ row.name.clone() }</th>
+            <th scope="row">{ key(row.key) }{ term_button(row.term, &row.name) }</th>
             <td class={classes!("n", (row.gib == "0").then_some("zero"))} title={row.exact.map(exact)}>{ row.gib.clone() }</td>
         </tr>
     }

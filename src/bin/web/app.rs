@@ -6,7 +6,7 @@ use vram_budget::text::{Label, Msg};
 use vram_budget::view::{Action, State};
 use yew::prelude::*;
 
-use crate::answer::answer_panel;
+use crate::answer::{answer_panel, definitions};
 use crate::bill::bill_section;
 use crate::frame::{Live, drop_hint, foot, head, notice_bar, problems, steps_nav};
 use crate::job::job_form;
@@ -32,7 +32,7 @@ pub(crate) fn App(props: &Props) -> Html {
     platform::use_fragment(store);
     platform::use_theme(store);
     platform::use_title(store);
-    platform::use_pricing(store);
+    platform::use_work(store);
     let dragging = platform::use_intake(store);
     let to_answer = Callback::from(|event: MouseEvent| {
         event.prevent_default();
@@ -56,6 +56,7 @@ pub(crate) fn App(props: &Props) -> Html {
                 </main>
                 { answer_panel(store) }
             </div>
+            { definitions(text) }
             { platform::file_input(store) }
             <Live sentence={live_sentence(store)} />
             if dragging { { drop_hint(store) } }
@@ -71,6 +72,8 @@ pub(crate) fn live_sentence(store: &Handle) -> String {
         return text.say(&Msg::Problems { count: state.outcome.issues.len() });
     }
     match &state.outcome.shown {
+        // What is not decided yet is not said.
+        Some(_) if state.outcome.is_refining() => String::new(),
         Some(shown) => vram_budget::view::answer::Answer::new(shown.plan(), shown.decision(), None, text).live,
         None => String::new(),
     }
@@ -78,7 +81,7 @@ pub(crate) fn live_sentence(store: &Handle) -> String {
 
 /// The page's title for the answer.
 pub(crate) fn title(store: &Handle) -> Option<String> {
-    let shown = store.0.outcome.shown.as_ref()?;
+    let shown = store.0.outcome.shown.as_ref().filter(|_| !store.0.outcome.is_refining())?;
     Some(vram_budget::view::answer::Answer::new(shown.plan(), shown.decision(), None, store.text()).title)
 }
 

@@ -1,13 +1,13 @@
 //! The bill: five parts × instants, each cell opening to its lines.
 
 use vram_budget::bill::Instant;
-use vram_budget::text::{Catalogue, Label};
+use vram_budget::text::{Catalogue, Label, Term};
 use vram_budget::view::Action;
 use vram_budget::view::answer::Key;
 use vram_budget::view::bill::{BillCell, BillRow, BillTable, Known, OpenCell};
 use yew::prelude::*;
 
-use crate::answer::{key, letter};
+use crate::answer::{key, letter, term_button};
 use crate::controls::exact;
 use crate::store::{Ask, Handle};
 
@@ -82,7 +82,7 @@ fn part_row(store: &Handle, table: &BillTable, row: &BillRow) -> Html {
     html! {
         <>
             <tr class={open.map(|_| "open")}>
-                <th scope="row">{ key(Key::Part(row.part)) }{ row.name }</th>
+                <th scope="row">{ key(Key::Part(row.part)) }{ term_button(Term::of_part(row.part), row.name) }</th>
                 { for row.cells.iter().enumerate().map(cell) }
             </tr>
             if let Some(open) = open {

@@ -1,10 +1,11 @@
 //! The inputs.
 
-use vram_budget::recipe::{Attention, Checkpointing, OptimizerImpl, OptimizerName, Precision};
-use vram_budget::text::{Label, Term};
-use vram_budget::view::{Action, Field, GpuPick, Panel, job};
+use vram_budget::recipe::{Attention, Checkpointing, Optimizer, OptimizerImpl, OptimizerName, Precision};
+use vram_budget::text::{Label, Msg, Term};
+use vram_budget::view::{Action, Field, GpuPick, Panel, Trained, job};
 use yew::prelude::*;
 
+use crate::answer::what_is;
 use crate::controls::{Choice, Select, area_value, described_by, input_value, issue_list, text_field};
 use crate::platform;
 use crate::store::{Ask, Handle};
@@ -85,20 +86,39 @@ fn search(
     }
 }
 
-/// The option by its position in a list, `None` for the first: "I don't know".
-fn at<T: Copy>(all: &[T], value: &str) -> Option<T> {
-    value.parse::<usize>().ok().and_then(|at| all.get(at)).copied()
+/// A row with a short list of things to choose from, by their positions.
+struct OptionsRow {
+    label: Label,
+    id: &'static str,
+    /// What "I don't know" is called, where that is an answer.
+    unknown: Option<String>,
+    /// The names, the common ones first; none for one that is not offered.
+    names: Vec<Option<&'static str>>,
+    /// How many are common: the rest stands in a group of its own.
+    common: usize,
+    chosen: Option<usize>,
+    hint: Option<String>,
+    action: fn(Option<usize>) -> Action,
 }
 
-/// The value of an option: its position, or nothing for "I don't know".
-fn value_of<T: PartialEq>(all: &[T], chosen: Option<T>) -> String {
-    chosen.and_then(|chosen| all.iter().position(|one| *one == chosen)).map_or(String::new(), |at| at.to_string())
+fn options_row(store: &Handle, of: OptionsRow) -> Html {
+    let text = store.text();
+    let OptionsRow { label, id, unknown, names, common, chosen, hint, action } = of;
+    let issues = job::issues_of(&store.0, id, text);
+    let group = |at: usize| (at >= common).then(|| text.label(Label::LessCommon).to_owned());
+    let known = names
+        .into_iter()
+        .enumerate()
+        .filter_map(|(at, name)| Some(Choice { value: at.to_string(), label: name?.to_owned(), group: group(at) }));
+    let choices: Vec<Choice> = unknown.map(|label| Choice::new("", label)).into_iter().chain(known).collect();
+    let chosen = chosen.map_or(String::new(), |at| at.to_string());
+    let onchoose = store.on(move |value: String| action(value.parse().ok()));
+    row(text.label(label), id, html! { <Select {id} {issues} {choices} {chosen} {hint} {onchoose} /> })
 }
 
-/// The options of a list of things, after "I don't know" where that is an answer.
-fn choices<T: Copy>(unknown: Option<&str>, all: &[T], name: impl Fn(T) -> &'static str) -> Vec<Choice> {
-    let known = all.iter().enumerate().map(|(at, one)| Choice::new(at.to_string(), name(*one)));
-    unknown.map(|label| Choice::new("", label)).into_iter().chain(known).collect()
+/// The position of what is chosen.
+fn position<T: PartialEq>(all: &[T], chosen: Option<T>) -> Option<usize> {
+    all.iter().position(|one| chosen.as_ref() == Some(one))
 }
 
 fn model_row(store: &Handle) -> Html {
@@ -235,29 +255,38 @@ fn in_use_row(store: &Handle) -> Html {
 }
 
 fn precision_row(store: &Handle) -> Html {
+    const ALL: &[Precision] = &Precision::ALL;
     let text = store.text();
     let chosen = store.0.draft.choices().recipe.precision;
-    list_row(
+    options_row(
         store,
-        ListRow {
+        OptionsRow {
             label: Label::Precision,
             id: "precision",
-            choices: choices(Some(text.label(Label::DontKnow)), &Precision::ALL, |p| text.precision(p)),
-            chosen: value_of(&Precision::ALL, chosen),
+            unknown: Some(text.label(Label::DontKnow).into()),
+            names: ALL.iter().map(|one| Some(text.precision(*one))).collect(),
+            common: ALL.len(),
+            chosen: position(ALL, chosen),
             hint: Some(match chosen {
                 Some(precision) => text.precision_meaning(precision).to_owned(),
                 None => job::precision_hint(&store.0, text),
             }),
-            action: |value| Action::Precision(at(&Precision::ALL, &value)),
-            beside: Html::default(),
+            action: |at| Action::Precision(at.and_then(|at| ALL.get(at)).copied()),
         },
     )
 }
 
 fn optimizer_row(store: &Handle) -> Html {
-    const IMPLEMENTATIONS: [OptimizerImpl; 3] = [OptimizerImpl::Foreach, OptimizerImpl::Fused, OptimizerImpl::Forloop];
+    const ALL: &[OptimizerName] = &OptimizerName::ALL;
+    const HOW: &[OptimizerImpl] = &[OptimizerImpl::Foreach, OptimizerImpl::Fused, OptimizerImpl::Forloop];
+    /// As many as most people look among.
+    const COMMON: usize = 9;
     let text = store.text();
-    let optimizer = store.0.draft.choices().recipe.optimizer;
+    let recipe = &store.0.draft.choices().recipe;
+    let optimizer = recipe.optimizer;
+    let default = Optimizer { implementation: None, ..optimizer }.implementation();
+    // What is chosen stays in the list, so that what is wrong with it stands beside it.
+    let offered = |how: OptimizerImpl| job::is_offered(recipe, how) || optimizer.implementation == Some(how);
     let term = match optimizer.implementation() {
         OptimizerImpl::Foreach => Term::Foreach,
         OptimizerImpl::Fused => Term::Fused,
@@ -265,30 +294,105 @@ fn optimizer_row(store: &Handle) -> Html {
     };
     html! {
         <>
-            { list_row(store, ListRow {
+            { options_row(store, OptionsRow {
                 label: Label::Optimizer,
                 id: "optimizer",
-                choices: choices(None, &OptimizerName::ALL, |o| text.optimizer(o)),
-                chosen: value_of(&OptimizerName::ALL, Some(optimizer.name)),
+                unknown: None,
+                names: ALL.iter().map(|one| Some(text.optimizer(*one))).collect(),
+                common: COMMON,
+                chosen: position(ALL, Some(optimizer.name)),
                 hint: None,
-                action: |value| Action::Optimizer(at(&OptimizerName::ALL, &value).unwrap_or(OptimizerName::AdamW)),
-                beside: Html::default(),
+                action: |at| Action::Optimizer(at.and_then(|at| ALL.get(at)).copied().unwrap_or(OptimizerName::AdamW)),
             }) }
-            if optimizer.name == OptimizerName::Sgd {
-                { row(text.label(Label::Momentum), Field::Momentum.id(), text_field(store, Field::Momentum, "", None)) }
+            if job::has_momentum(recipe) {
+                { row(text.label(Label::Momentum), Field::Momentum.id(), html! {
+                    <>{ text_field(store, Field::Momentum, "", None) }{ what_is(Term::Momentum, text) }</>
+                }) }
             }
             if !optimizer.name.implementations().is_empty() {
-                { list_row(store, ListRow {
+                { options_row(store, OptionsRow {
                     label: Label::Implementation,
                     id: "implementation",
-                    choices: choices(Some(text.label(Label::ImplementationUnknown)), &IMPLEMENTATIONS, |i| text.implementation(i)),
-                    chosen: value_of(&IMPLEMENTATIONS, optimizer.implementation),
+                    unknown: Some(text.say(&Msg::ImplementationUnknown { implementation: default })),
+                    names: HOW.iter().map(|how| offered(*how).then(|| text.implementation(*how))).collect(),
+                    common: HOW.len(),
+                    chosen: position(HOW, optimizer.implementation),
                     hint: Some(text.definition(term).into()),
-                    action: |value| Action::Implementation(at(&IMPLEMENTATIONS, &value)),
-                    beside: Html::default(),
+                    action: |at| Action::Implementation(at.and_then(|at| HOW.get(at)).copied()),
                 }) }
             }
         </>
+    }
+}
+
+/// What is trained: every weight, or adapters. Nothing where the model's family takes no adapters.
+pub(crate) fn adapters_form(store: &Handle) -> Html {
+    let text = store.text();
+    let draft = &store.0.draft;
+    let lora = draft.choices().recipe.lora.as_ref();
+    let names = draft.linear_names();
+    if names.is_empty() && lora.is_none() {
+        return Html::default();
+    }
+    let issues = job::issues_of(&store.0, job::LORA_ID, text);
+    let trained = draft.trained();
+    let radio = |to: Trained, id: &'static str, label: Label| {
+        let described = (to == Trained::Lora).then(|| described_by(id, trained == to, &issues)).flatten();
+        html! {
+            <label class="radio">
+                <input type="radio" name="trained" {id} checked={trained == to} aria-describedby={described}
+                    onchange={store.on(move |_: Event| Action::Trained(to))} />
+                { text.label(label) }
+            </label>
+        }
+    };
+    let hint = match trained {
+        Trained::All => None,
+        Trained::Lora => Some(Term::Lora),
+        Trained::Qlora => Some(Term::Qlora),
+    };
+    let target = |name: &'static str| {
+        let checked = lora.is_some_and(|lora| lora.targets_all() || lora.targets.iter().any(|target| target == name));
+        html! {
+            <label class="radio">
+                <input type="checkbox" {checked} onchange={store.on(move |_: Event| Action::LoraTarget(name))} />
+                <code>{ name }</code>
+            </label>
+        }
+    };
+    let onsubmit = Callback::from(|event: SubmitEvent| event.prevent_default());
+    html! {
+        <form class="form" {onsubmit}>
+            <fieldset>
+                <legend>{ text.label(Label::Trained) }</legend>
+                <div class="field">
+                    <span>
+                        { radio(Trained::All, "lora-off", Label::TrainAll) }
+                        { radio(Trained::Lora, job::LORA_ID, Label::TrainLora) }
+                        { radio(Trained::Qlora, "qlora", Label::TrainQlora) }
+                    </span>
+                    if let Some(term) = hint { <span class="hint" id="lora-hint">{ text.definition(term) }</span> }
+                    { issue_list(job::LORA_ID, &issues) }
+                </div>
+            </fieldset>
+            if let Some(lora) = lora {
+                { row(text.label(Label::LoraRank), Field::LoraRank.id(), html! {
+                    <>
+                        { text_field(store, Field::LoraRank, "tiny", None) }{ what_is(Term::LoraRank, text) }
+                        <label class="radio">
+                            <input type="checkbox" id="dora" checked={lora.use_dora}
+                                onchange={store.on({ let on = !lora.use_dora; move |_: Event| Action::Dora(on) })} />
+                            { text.label(Label::Dora) }
+                        </label>
+                        { what_is(Term::Dora, text) }
+                    </>
+                }) }
+                <fieldset>
+                    <legend>{ text.label(Label::LoraTargets) }</legend>
+                    <div class="field">{ for names.into_iter().map(target) }</div>
+                </fieldset>
+            }
+        </form>
     }
 }
 
@@ -304,6 +408,7 @@ fn batch_row(store: &Handle) -> Html {
                     <label class="hide" for={Field::SeqLen.id()}>{ text.label(Label::SeqLen) }</label>
                     { text_field(store, Field::SeqLen, "", None) }
                     <span class="soft" aria-hidden="true">{ text.label(Label::Tokens) }</span>
+                    { what_is(Term::MicroBatch, text) }
                 </div>
             </div>
             <div class="row">
@@ -311,6 +416,7 @@ fn batch_row(store: &Handle) -> Html {
                 <div class="field">
                     { text_field(store, Field::GradAccum, "tiny", None) }
                     <span class="soft" aria-hidden="true">{ text.label(Label::GradAccumHint) }</span>
+                    { what_is(Term::GradAccum, text) }
                 </div>
             </div>
         </>
@@ -318,19 +424,20 @@ fn batch_row(store: &Handle) -> Html {
 }
 
 fn attention_row(store: &Handle) -> Html {
-    const ALL: [Attention; 2] = [Attention::Sdpa, Attention::Eager];
+    const ALL: &[Attention] = &[Attention::Sdpa, Attention::Eager];
     let text = store.text();
     let chosen = store.0.draft.choices().recipe.attention;
-    list_row(
+    options_row(
         store,
-        ListRow {
+        OptionsRow {
             label: Label::Attention,
             id: "attention",
-            choices: choices(Some(text.label(Label::AttentionUnknown)), &ALL, |a| text.attention(a)),
-            chosen: value_of(&ALL, chosen),
-            hint: (chosen == Some(Attention::Eager)).then(|| text.definition(Term::Eager).into()),
-            action: |value| Action::Attention(at(&ALL, &value)),
-            beside: Html::default(),
+            unknown: Some(text.label(Label::AttentionUnknown).into()),
+            names: ALL.iter().map(|one| Some(text.attention(*one))).collect(),
+            common: ALL.len(),
+            chosen: position(ALL, chosen),
+            hint: Some(text.definition(if chosen == Some(Attention::Eager) { Term::Eager } else { Term::Sdpa }).into()),
+            action: |at| Action::Attention(at.and_then(|at| ALL.get(at)).copied()),
         },
     )
 }
@@ -353,9 +460,7 @@ fn checkpointing_row(store: &Handle) -> Html {
             <legend>{ text.label(Label::Checkpointing) }</legend>
             <div class="field">
                 <span>{ radio(Checkpointing::None) }{ radio(Checkpointing::Full) }</span>
-                if chosen == Checkpointing::Full {
-                    <span class="hint">{ text.definition(Term::Checkpointing) }</span>
-                }
+                <span class="hint">{ text.definition(Term::Checkpointing) }</span>
             </div>
         </fieldset>
     }

@@ -2,14 +2,15 @@
 //!
 //! What is a hook does its work in effects and callbacks, which do not run where the page is rendered natively.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
 
 use gloo::events::{EventListener, EventListenerOptions};
 use gloo::file::callbacks::FileReader;
 use gloo::timers::callback::Timeout;
 use gloo::utils::{document, window};
 use vram_budget::units::Bytes;
-use vram_budget::view::{Action, Notice, State, Theme, example, link};
+use vram_budget::view::{Action, Notice, Outcome, Shown, State, Theme, example, link};
 use wasm_bindgen::{JsCast, JsValue};
 use web_sys::{ClipboardEvent, DragEvent, Element, HtmlElement, HtmlInputElement};
 use yew::prelude::*;
@@ -24,13 +25,18 @@ const MAX_DOCUMENT: u64 = vram_budget::measure::MAX_TEXT as u64;
 /// How long the inputs rest before the URL follows, and before the live region speaks, in ms.
 const URL_REST: u32 = 300;
 const LIVE_REST: u32 = 900;
+/// How long before the answer is refined, in ms: the frame with the quick one is drawn first.
+const DRAW_REST: u32 = 20;
+/// How long a slice of work takes, in ms, and how many events of a replay are looked at between two looks at the clock.
+const SLICE_MS: f64 = 8.0;
+const SLICE_EVENTS: usize = 4000;
 /// How long before the remedies are priced, in ms: longer than the pause between two keystrokes.
 const PRICE_REST: u32 = 200;
 const THEME_KEY: &str = "vram-budget.theme";
 
 thread_local! {
-    /// The fragment of the last state, for the panel that a panic shows.
-    static LAST: RefCell<String> = const { RefCell::new(String::new()) };
+    /// The last answer, whose inputs are in the link of the panel that a panic shows.
+    static LAST: RefCell<Option<Shown>> = const { RefCell::new(None) };
     /// A file that is being read: dropping the reader would stop it.
     static READING: RefCell<Option<FileReader>> = const { RefCell::new(None) };
 }
@@ -55,10 +61,8 @@ pub(crate) fn say_started() {
 
 /// Keeps what a panic's panel offers. Does nothing natively, where there is no panel.
 pub(crate) fn remember(state: &State) {
-    if cfg!(target_arch = "wasm32")
-        && let Some(fragment) = state.fragment()
-    {
-        LAST.set(fragment);
+    if cfg!(target_arch = "wasm32") {
+        LAST.set(state.outcome.shown.clone());
     }
 }
 
@@ -72,8 +76,9 @@ pub(crate) fn keep_input_on_panic() {
         gloo::console::error!(&message);
         let document = document();
         let by_id = |id: &str| document.get_element_by_id(id);
-        let fragment = LAST.try_with(|last| last.try_borrow().map(|last| last.clone()).unwrap_or_default());
-        let fragment = fragment.ok().filter(|f| !f.is_empty()).map_or_else(self::fragment, |f| format!("#{f}"));
+        let last = LAST.try_with(|last| last.try_borrow().map(|last| last.clone()).unwrap_or_default());
+        let last = last.ok().flatten().and_then(|shown| link::encode(shown.plan()));
+        let fragment = last.map_or_else(self::fragment, |f| format!("#{f}"));
         let href = window().location().href().unwrap_or_default();
         let page = href.split('#').next().unwrap_or_default();
         let link = format!("{page}{fragment}");
@@ -139,10 +144,11 @@ pub(crate) fn copy_link(store: &Handle) {
 /// Keeps the URL's fragment at the inputs, and the inputs at a fragment that is opened.
 #[hook]
 pub(crate) fn use_fragment(store: &Handle) {
-    let wanted = store.0.fragment();
-    use_effect_with(wanted, |wanted| {
-        let timer = wanted.clone().map(|wanted| {
+    // The answer stands for its plan: to spell that out at every keystroke would cost more than to draw it.
+    use_effect_with(store.0.outcome.shown.clone(), |shown| {
+        let timer = shown.clone().map(|shown| {
             Timeout::new(URL_REST, move || {
+                let Some(wanted) = link::encode(shown.plan()) else { return };
                 let now = fragment();
                 // The example is what the bare address shows: no need to spell it out.
                 let bare = now.is_empty() && link::encode(&example()).as_ref() == Some(&wanted);
@@ -190,17 +196,40 @@ pub(crate) fn use_title(store: &Handle) {
     });
 }
 
-/// Prices the remedies once the inputs rest, one at a time: each is a step of its own between two frames.
+/// Refines the answer once it is drawn, and prices its remedies once the inputs rest: in slices, so that the page draws
+/// and listens in between.
 #[hook]
-pub(crate) fn use_pricing(store: &Handle) {
+pub(crate) fn use_work(store: &Handle) {
     let dispatcher = store.dispatcher();
-    let outcome = &store.0.outcome;
-    let state = (outcome.shown.clone(), store.0.is_unpriced(), outcome.pricing.clone());
-    use_effect_with(state, move |(_, unpriced, pricing)| {
-        let rest = if pricing.is_some() { 0 } else { PRICE_REST };
-        let timer = unpriced.then(|| Timeout::new(rest, move || dispatcher.dispatch(Action::Price)));
-        move || drop(timer)
+    let outcome = store.0.outcome.clone();
+    use_effect_with(outcome.shown.clone(), move |_| {
+        let done = Rc::new(Cell::new(false));
+        if outcome.work.is_some() {
+            let (rest, done) = (if outcome.is_refining() { DRAW_REST } else { PRICE_REST }, Rc::clone(&done));
+            later(rest, move || slice(outcome, done, dispatcher));
+        }
+        move || done.set(true)
     });
+}
+
+/// Works for a slice, and goes on with the next one later, until there is a result to take or `over` is set.
+fn slice(outcome: Outcome, over: Rc<Cell<bool>>, dispatcher: UseReducerDispatcher<crate::store::Store>) {
+    let start = js_sys::Date::now();
+    while !over.get() {
+        if outcome.work_ahead(SLICE_EVENTS) {
+            dispatcher.dispatch(Action::Work);
+            return;
+        }
+        if js_sys::Date::now() - start >= SLICE_MS {
+            later(0, move || slice(outcome, over, dispatcher));
+            return;
+        }
+    }
+}
+
+/// Runs `what` after `ms`.
+fn later(ms: u32, what: impl FnOnce() + 'static) {
+    Timeout::new(ms, what).forget();
 }
 
 /// `text` once it has rested, so that a live region does not speak at every keystroke. Nothing at first: what a page

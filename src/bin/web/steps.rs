@@ -1,15 +1,16 @@
 //! The four steps of the walk.
 
-use vram_budget::decide::Decision;
+use vram_budget::decide::{Decision, Question};
 use vram_budget::text::{Catalogue, Label};
 use vram_budget::view::remedy::{Quoted, RemedyRow};
 use vram_budget::view::steps::{Gauge, Step, steps};
 use vram_budget::view::{Action, Field, Shown};
 use yew::prelude::*;
 
-use crate::answer::anchor;
+use crate::answer::{anchor, busy};
 use crate::controls::{exact, text_field};
 use crate::frame::mark_class;
+use crate::job::adapters_form;
 use crate::store::{Ask, Handle};
 
 /// The four sections.
@@ -25,7 +26,7 @@ fn section(store: &Handle, step: &Step) -> Html {
     let id = step.section.id();
     let heading = format!("h-{id}");
     html! {
-        <section class="step" {id} aria-labelledby={heading.clone()}>
+        <section class="step" {id} aria-labelledby={heading.clone()} aria-busy={busy(store.0.outcome.is_refining())}>
             <span class="num">{ step.number }</span>
             <div>
                 <div class="head">
@@ -39,6 +40,7 @@ fn section(store: &Handle, step: &Step) -> Html {
                 </p>
                 if let Some(gauge) = &step.gauge { { gauge_picture(gauge) } }
                 { for step.notes.iter().map(|note| html! { <p class="note">{ note.clone() }</p> }) }
+                if step.question == Question::Rigid { { adapters_form(store) } }
                 if !step.remedies.is_empty() { { remedies(store, step, text) } }
                 <details class="note">
                     <summary>{ step.why_title }</summary>
@@ -104,10 +106,12 @@ fn remedies(store: &Handle, step: &Step, text: &dyn Catalogue) -> Html {
         }
     };
     html! {
-        <table class="fix stackable" role="table">
+        <table class="fix stackable" role="table" aria-busy={busy(store.0.is_unpriced())}>
             <thead role="rowgroup">
                 <tr role="row">
-                    <th scope="col" role="columnheader">{ text.label(Label::WhatHelps) }</th>
+                    <th scope="col" role="columnheader">
+                        { text.label(if store.0.is_unpriced() { Label::HelpedBefore } else { Label::WhatHelps }) }
+                    </th>
                     <th scope="col" role="columnheader" class="n">{ text.label(peak) }</th>
                     <th scope="col" role="columnheader" class="n">{ text.label(Label::Change) }</th>
                     <th scope="col" role="columnheader">{ text.label(Label::Then) }</th>

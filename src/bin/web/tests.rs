@@ -11,7 +11,7 @@ use vram_budget::decide::RemedyId;
 use vram_budget::machine::GpuChoice;
 use vram_budget::recipe::{Attention, Checkpointing, OptimizerImpl, OptimizerName, Precision};
 use vram_budget::view::measured::{EXAMPLE_DOCUMENT, EXAMPLE_SCRIPT};
-use vram_budget::view::{Action, Field, GpuPick, Notice, Panel, State, example};
+use vram_budget::view::{Action, Field, GpuPick, Notice, Panel, State, Trained, example};
 use yew::LocalServerRenderer;
 
 use crate::app::{App, Props};
@@ -25,7 +25,7 @@ fn after(actions: impl IntoIterator<Item = Action>) -> State {
     let state = actions.into_iter().fold(Rc::new(State::new(&example())), |state, action| state.reduce(action));
     let mut state = state;
     while state.is_unpriced() {
-        state = state.reduce(Action::Price);
+        state = state.reduce(Action::Work);
     }
     Rc::unwrap_or_clone(state)
 }
@@ -122,6 +122,17 @@ fn states() -> Vec<(&'static str, State)> {
         ("config box", after([Action::Panel(Panel::Config, true), Action::Panel(Panel::Answer, true)])),
         ("open cell", after([Action::Cell(Part::Activations, Instant::Loss)])),
         ("empty cell", after([Action::Cell(Part::Gradients, Instant::Forward)])),
+        (
+            "LoRA",
+            after([
+                Action::Trained(Trained::Lora),
+                Action::LoraTarget("q_proj"),
+                typed(Field::LoraRank, "8"),
+                Action::Optimizer(OptimizerName::Adafactor),
+            ]),
+        ),
+        ("QLoRA with DoRA", after([Action::Trained(Trained::Qlora), Action::Dora(true)])),
+        ("LoRA beside nothing", after([Action::Trained(Trained::Lora), Action::Preset("resnet50".into())])),
         ("tried", after([Action::Try(RemedyId::FusedOptimizer, "something".into())])),
         ("measured by script", after([Action::MeasuredText(EXAMPLE_SCRIPT.into())])),
         ("measured document", after([Action::Paste(EXAMPLE_DOCUMENT.into()), Action::UseMeasuredPlan])),

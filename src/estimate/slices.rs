@@ -1,0 +1,100 @@
+//! An estimate in slices, for a front end that must draw and listen in between.
+
+use super::{Estimate, Job, OnCard, Thumb, outcome, parted, quick_of, rule_of_thumb, tiers, too_large, usable};
+use crate::allocator::Config;
+use crate::issue::Issue;
+use crate::plan::Plan;
+use crate::recipe::Precision;
+use crate::step::log::Event;
+use crate::step::readings::Readings;
+use crate::step::replay::{Replay, written_out};
+use crate::step::train::{TooLarge, Walk};
+use crate::units::Bytes;
+
+/// A walk and how far it has been replayed.
+#[derive(Debug)]
+struct InHand {
+    walk: Walk,
+    /// Its events, every layer written out.
+    all: Vec<(u32, Event)>,
+    replay: Replay,
+    /// The next event.
+    at: usize,
+}
+
+/// An [`super::estimate`] that is not finished.
+#[derive(Debug)]
+pub struct Slices {
+    plan: Plan,
+    job: Job,
+    precision: Precision,
+    config: Config,
+    /// The replay in hand; none before the first slice.
+    replay: Option<InHand>,
+    /// What the replay without a limit read, and the card's limit: then the replay is the one on the card.
+    read: Option<(Readings, Bytes)>,
+}
+
+impl Slices {
+    /// The estimate of `plan`, not begun.
+    ///
+    /// # Errors
+    /// Every issue of the plan, one per field.
+    pub fn of(plan: &Plan) -> Result<Self, Vec<Issue>> {
+        let job = Job::of(plan)?;
+        let config = Config { alloc_conf: job.alloc_conf.clone(), ..Config::new(plan.framework.pytorch) };
+        let precision = plan.recipe.precision.unwrap_or(Precision::AmpBf16);
+        Ok(Self { plan: plan.clone(), job, precision, config, replay: None, read: None })
+    }
+
+    /// The plan.
+    #[must_use]
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// Goes on by one slice: the walk, or `events` of a replay. The estimate, once nothing is left.
+    ///
+    /// # Errors
+    /// Every issue of the plan, one per field.
+    pub fn advance(&mut self, events: usize) -> Result<Option<Estimate>, Vec<Issue>> {
+        if self.precision == Precision::RuleOfThumb {
+            return Ok(Some(rule_of_thumb(Thumb::of(&self.plan, self.job.model.as_ref()))));
+        }
+        let Some(InHand { walk, all, mut replay, at }) = self.replay.take() else {
+            let walk = self.job.walk_short(&self.plan, self.precision)?;
+            let (all, replay) = (written_out(&walk), Replay::new(&walk, &self.config));
+            self.replay = Some(InHand { walk, all, replay, at: 0 });
+            return Ok(None);
+        };
+        let end = at.saturating_add(events).min(all.len());
+        let advanced = replay.advance(&walk, all.get(at..end).unwrap_or_default());
+        if advanced.is_ok() && end < all.len() {
+            self.replay = Some(InHand { walk, all, replay, at: end });
+            return Ok(None);
+        }
+        if let Some((readings, usable_bytes)) = self.read.take() {
+            return self.whole(readings, Some(outcome(usable_bytes, advanced))).map(Some);
+        }
+        // Without a limit nothing can fail, save a request beyond what PyTorch itself accepts.
+        advanced.map_err(|_| too_large(TooLarge))?;
+        let readings = parted(replay.finish(), &self.plan, &self.job, self.precision);
+        let limit = usable(&self.job.hardware);
+        let Some(usable_bytes) = limit.filter(|usable| readings.highest_reserved() > *usable) else {
+            let on_card = limit.map(|usable_bytes| OnCard::Completes { usable_bytes });
+            return self.whole(readings, on_card).map(Some);
+        };
+        // What is reserved without a limit is more than the card has: only a replay on it can tell.
+        let limited = Config { total_bytes: Some(usable_bytes), ..self.config.clone() };
+        let replay = Replay::new(&walk, &limited);
+        self.replay = Some(InHand { walk, all, replay, at: 0 });
+        self.read = Some((readings, usable_bytes));
+        Ok(None)
+    }
+
+    fn whole(&self, readings: Readings, on_card: Option<OnCard>) -> Result<Estimate, Vec<Issue>> {
+        let quick = quick_of(&self.plan, &self.job, self.precision)?;
+        let tiers = tiers(&readings, &self.job.hardware, &self.plan);
+        Ok(Estimate { tiers, readings: Some(readings), on_card, ..quick })
+    }
+}
