@@ -22,7 +22,7 @@ const STATES = {
   },
   "everything open": async (page) => {
     await page.evaluate(() => document.querySelectorAll("details").forEach((d) => (d.open = true)));
-    await page.locator("#bill-table button").nth(13).click();
+    await page.locator("#bill-table .cell").nth(13).click();
     await page.locator("#paste-config").click();
     await page.selectOption("#gpu", { label: "My own card…" });
     await openAnswer(page);

@@ -147,7 +147,7 @@ for (const { name, ...size } of WIDTHS) {
       const sum = rows.slice(0, 5).reduce((total, row) => total + Math.round(row[column] * 100), 0);
       assert.equal(sum, Math.round(rows[5][column] * 100), `column ${column}`);
     }
-    const cell = table.locator("tbody > tr").nth(3).locator("button").nth(1);
+    const cell = table.locator("tbody > tr").nth(3).locator(".cell").nth(1);
     await cell.click();
     await eventually(async () => assert.equal(await cell.getAttribute("aria-expanded"), "true"));
     const opened = page.locator("#open-cell");

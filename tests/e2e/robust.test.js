@@ -143,7 +143,7 @@ test("a panic shows a panel that keeps the inputs", async () => {
     Node.prototype.cloneNode = refuse;
     Node.prototype.insertBefore = refuse;
   });
-  await page.evaluate(() => document.querySelector("#bill-table button").click()).catch(() => {});
+  await page.evaluate(() => document.querySelector("#bill-table .cell").click()).catch(() => {});
   await page.locator("#panic").waitFor({ state: "visible" });
   const link = await page.locator("#panic-link").inputValue();
   assert.ok((await page.locator("#panic-message").inputValue()).length > 10);
