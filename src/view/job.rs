@@ -37,7 +37,8 @@ pub fn gpus(filter: &str, chosen: &GpuPick) -> Vec<&'static Gpu> {
     machine::gpus()
         .iter()
         .filter(|gpu| {
-            chosen.is_some_and(|c| c.name == gpu.name)
+            filter.is_empty()
+                || chosen.is_some_and(|c| c.name == gpu.name)
                 || matches(&format!("{} {} {}", gpu.name, gpu.vendor, gpu.arch), filter)
         })
         .collect()
@@ -57,6 +58,9 @@ pub fn first_gpu(filter: &str) -> Option<&'static Gpu> {
 
 /// Whether every word of the filter is in the name.
 fn matches(name: &str, filter: &str) -> bool {
+    if filter.is_empty() {
+        return true;
+    }
     let name = name.to_ascii_lowercase();
     filter.to_ascii_lowercase().split_whitespace().all(|word| name.contains(word))
 }

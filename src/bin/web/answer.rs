@@ -9,7 +9,7 @@ use vram_budget::view::{Action, Panel};
 use yew::prelude::*;
 
 use crate::controls::exact;
-use crate::steps::{priced, try_button};
+use crate::steps::try_button;
 use crate::store::{Ask, Handle};
 
 /// The letter of a part in the style's class names.
@@ -24,14 +24,13 @@ pub(crate) fn letter(part: Part) -> &'static str {
 }
 
 /// The panel.
-pub(crate) fn answer_panel(store: &Handle) -> Html {
+pub(crate) fn answer_panel(store: &Handle, answer: Option<&Answer>) -> Html {
     let text = store.text();
     let state = &store.0;
     let open = state.is_open(Panel::Answer);
-    let inner = match &state.outcome.shown {
+    let inner = match answer {
         None => html! { <p class="because">{ text.label(Label::NoAnswerYet) }</p> },
-        Some(shown) => {
-            let answer = Answer::new(shown.plan(), shown.decision(), priced(store), text);
+        Some(answer) => {
             html! {
                 <>
                     if answer.refining { <span class="busy">{ text.label(Label::Refining) }</span> }
@@ -46,7 +45,7 @@ pub(crate) fn answer_panel(store: &Handle) -> Html {
                         onclick={store.on(move |_: MouseEvent| Action::Panel(Panel::Answer, !open))}>
                         { text.label(if open { Label::Close } else { Label::Details }) }
                     </button>
-                    <div class="more" id="more-answer">{ details(store, &answer) }</div>
+                    <div class="more" id="more-answer">{ details(store, answer) }</div>
                 </>
             }
         }

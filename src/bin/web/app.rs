@@ -3,6 +3,7 @@
 use std::rc::Rc;
 
 use vram_budget::text::{Label, Msg};
+use vram_budget::view::answer::Answer;
 use vram_budget::view::{Action, State};
 use yew::prelude::*;
 
@@ -12,7 +13,7 @@ use crate::frame::{Live, drop_hint, foot, head, notice_bar, problems, steps_nav}
 use crate::job::job_form;
 use crate::measured::measured_section;
 use crate::platform;
-use crate::steps::step_sections;
+use crate::steps::{priced, step_sections, steps};
 use crate::store::{Ask, Handle, Store};
 use crate::timeline::timeline_section;
 
@@ -31,58 +32,59 @@ pub(crate) fn App(props: &Props) -> Html {
     let text = store.text();
     platform::use_fragment(store);
     platform::use_theme(store);
-    platform::use_title(store);
+    let answer = &answer(store);
+    platform::use_title(title(store, answer.as_ref()));
     platform::use_work(store);
     let dragging = platform::use_intake(store);
     let to_answer = Callback::from(|event: MouseEvent| {
         event.prevent_default();
         platform::go_to("answer");
     });
+    let steps = &steps(store);
     html! {
         <>
             <a class="skip" href="#answer" onclick={to_answer}>{ text.label(Label::SkipToAnswer) }</a>
             { head(store) }
-            { steps_nav(store) }
+            { steps_nav(store, steps) }
             <div class="cols">
                 <main>
                     { notice_bar(store) }
                     { problems(store) }
                     { job_form(store) }
-                    { step_sections(store) }
+                    { step_sections(store, steps) }
                     { bill_section(store) }
                     { timeline_section(store) }
                     { measured_section(store) }
                     { foot(store) }
                 </main>
-                { answer_panel(store) }
+                { answer_panel(store, answer.as_ref()) }
             </div>
             { definitions(text) }
             { platform::file_input(store) }
-            <Live sentence={live_sentence(store)} />
+            <Live sentence={live_sentence(store, answer.as_ref())} />
             if dragging { { drop_hint(store) } }
         </>
     }
 }
 
-/// The sentence that the live region says.
-pub(crate) fn live_sentence(store: &Handle) -> String {
-    let text = store.text();
-    let state = &store.0;
-    if state.is_stale() {
-        return text.say(&Msg::Problems { count: state.outcome.issues.len() });
-    }
-    match &state.outcome.shown {
-        // What is not decided yet is not said.
-        Some(_) if state.outcome.is_refining() => String::new(),
-        Some(shown) => vram_budget::view::answer::Answer::new(shown.plan(), shown.decision(), None, text).live,
-        None => String::new(),
-    }
+/// The answer that is shown.
+fn answer(store: &Handle) -> Option<Answer> {
+    let shown = store.0.outcome.shown.as_ref()?;
+    Some(Answer::new(shown.plan(), shown.decision(), priced(store), store.text()))
 }
 
-/// The page's title for the answer.
-pub(crate) fn title(store: &Handle) -> Option<String> {
-    let shown = store.0.outcome.shown.as_ref().filter(|_| !store.0.outcome.is_refining())?;
-    Some(vram_budget::view::answer::Answer::new(shown.plan(), shown.decision(), None, store.text()).title)
+/// The sentence that the live region says: what is not decided yet is not said.
+fn live_sentence(store: &Handle, answer: Option<&Answer>) -> String {
+    let state = &store.0;
+    if state.is_stale() {
+        return store.text().say(&Msg::Problems { count: state.outcome.issues.len() });
+    }
+    answer.filter(|answer| !answer.refining).map_or(String::new(), |answer| answer.live.clone())
+}
+
+/// The page's title for the answer; `None`: as it is.
+fn title(store: &Handle, answer: Option<&Answer>) -> Option<String> {
+    answer.filter(|_| !store.0.outcome.is_refining()).map(|answer| answer.title.clone())
 }
 
 /// Goes to a section: remembers it, scrolls to it and moves the focus to its heading.

@@ -5,7 +5,8 @@ use vram_budget::measure::MAX_TEXT;
 use vram_budget::plan::Framework;
 use vram_budget::text::{Label, Msg};
 use vram_budget::units::Bytes;
-use vram_budget::view::{Action, Notice, Section, Theme, job, steps};
+use vram_budget::view::steps::Step;
+use vram_budget::view::{Action, Notice, Section, Theme, job};
 use yew::prelude::*;
 
 use crate::app::go;
@@ -50,11 +51,9 @@ pub(crate) fn head(store: &Handle) -> Html {
 }
 
 /// The steps, each with how it stands.
-pub(crate) fn steps_nav(store: &Handle) -> Html {
+pub(crate) fn steps_nav(store: &Handle, steps: &[Step]) -> Html {
     let text = store.text();
     let state = &store.0;
-    let shown = state.outcome.shown.as_ref();
-    let steps = shown.map(|shown| steps::steps(&shown.plan().policy, shown.decision(), None, text)).unwrap_or_default();
     let item = |section: Section| {
         let step = steps.iter().find(|step| step.section == section);
         let question = match section {

@@ -15,7 +15,6 @@ use wasm_bindgen::{JsCast, JsValue};
 use web_sys::{ClipboardEvent, DragEvent, Element, HtmlElement, HtmlInputElement};
 use yew::prelude::*;
 
-use crate::app::title;
 use crate::store::Handle;
 
 /// The largest file that is opened.
@@ -188,8 +187,8 @@ pub(crate) fn use_theme(store: &Handle) {
 
 /// Keeps the page's title at the answer.
 #[hook]
-pub(crate) fn use_title(store: &Handle) {
-    use_effect_with(title(store), |title| {
+pub(crate) fn use_title(title: Option<String>) {
+    use_effect_with(title, |title| {
         if let Some(title) = title {
             document().set_title(title);
         }

@@ -3,7 +3,7 @@
 use vram_budget::decide::{Decision, Question};
 use vram_budget::text::{Catalogue, Label};
 use vram_budget::view::remedy::{Quoted, RemedyRow};
-use vram_budget::view::steps::{Gauge, Step, steps};
+use vram_budget::view::steps::{self, Gauge, Step};
 use vram_budget::view::{Action, Field, Shown};
 use yew::prelude::*;
 
@@ -13,11 +13,14 @@ use crate::frame::mark_class;
 use crate::job::adapters_form;
 use crate::store::{Ask, Handle};
 
-/// The four sections.
-pub(crate) fn step_sections(store: &Handle) -> Html {
-    let text = store.text();
-    let Some(shown) = store.0.outcome.shown.as_ref() else { return Html::default() };
-    let steps = steps(&shown.plan().policy, shown.decision(), priced(store), text);
+/// The four steps; none without an answer.
+pub(crate) fn steps(store: &Handle) -> Vec<Step> {
+    let of = |shown: &Shown| steps::steps(&shown.plan().policy, shown.decision(), priced(store), store.text());
+    store.0.outcome.shown.as_ref().map(of).unwrap_or_default()
+}
+
+/// Their sections.
+pub(crate) fn step_sections(store: &Handle, steps: &[Step]) -> Html {
     html! { { for steps.iter().map(|step| section(store, step)) } }
 }
 
