@@ -9,7 +9,7 @@ use crate::estimate::Note;
 use crate::issue::IssueKind;
 use crate::machine::GpuChoice;
 use crate::measure::{EvalReading, ImportError, ReadingName, StepReading, TierName, Which};
-use crate::recipe::{Attention, Checkpointing, OptimizerImpl, OptimizerName, Precision, SdpaBackend};
+use crate::recipe::{Attention, Checkpointing, Loss, OptimizerImpl, OptimizerName, Precision, SdpaBackend};
 use crate::rule_of_thumb::HELD;
 use crate::units::{Bytes, grouped, three_digits};
 
@@ -171,12 +171,26 @@ impl Catalogue for English {
         }
     }
 
+    fn loss(&self, loss: Loss) -> &'static str {
+        match loss {
+            Loss::Hf => "all tokens at once, as transformers does",
+            Loss::Chunked(4) => "in 4 pieces, each run again in backward",
+            Loss::Chunked(8) => "in 8 pieces, each run again in backward",
+            Loss::Chunked(16) => "in 16 pieces, each run again in backward",
+            Loss::Chunked(_) => "in pieces, each run again in backward",
+            Loss::LogitsToKeep(_) => "of the last tokens only",
+        }
+    }
+
     fn checkpointing(&self, checkpointing: Checkpointing) -> &'static str {
         match checkpointing {
             Checkpointing::None => "none",
             Checkpointing::Full => "every layer",
             Checkpointing::Selective => "every layer, products and attention kept",
             Checkpointing::Reentrant => "every layer, reentrant",
+            Checkpointing::Every(2) => "every 2nd layer",
+            Checkpointing::Every(3) => "every 3rd layer",
+            Checkpointing::Every(4) => "every 4th layer",
             Checkpointing::Every(_) => "every k-th layer",
             Checkpointing::Offload => "none, saved tensors in host memory",
             Checkpointing::FullOffload => "every layer, inputs in host memory",
@@ -588,6 +602,7 @@ impl Catalogue for English {
             Label::Attention => "Attention",
             Label::AttentionUnknown => "I don’t know (SDPA)",
             Label::Checkpointing => "Activation checkpointing",
+            Label::Loss => "Loss",
             Label::More => "More: MIG slice, CUDA context, versions, allocator settings",
             Label::Pytorch => "PyTorch version",
             Label::Transformers => "transformers version",
@@ -698,6 +713,7 @@ impl Catalogue for English {
             Term::Momentum => "momentum",
             Term::LoraRank => "rank",
             Term::Checkpointing => "activation checkpointing",
+            Term::Loss => "loss",
             Term::Foreach => "foreach",
             Term::Fused => "fused",
             Term::Forloop => "for-loop",
@@ -740,6 +756,9 @@ impl Catalogue for English {
             }
             Term::Momentum => "A running mean of the gradients: above 0 it is one more state for each weight.",
             Term::LoraRank => "The inner width of each pair of adapters: their size grows with it.",
+            Term::Loss => {
+                "Logits take tokens × vocabulary numbers, several times over: in pieces only one piece’s are there at a time."
+            }
             Term::Checkpointing => {
                 "Each layer keeps only its input and is run again in backward: far fewer saved tensors, about a third more compute."
             }

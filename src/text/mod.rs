@@ -19,7 +19,7 @@ use crate::decide::{Caveat, Effect, Fact, PricedRemedy, Question, Reason, Status
 use crate::estimate::Note;
 use crate::issue::{Issue, IssueKind};
 use crate::measure::{ImportError, ReadingName, TierName};
-use crate::recipe::{Attention, Checkpointing, OptimizerImpl, OptimizerName, Precision, SdpaBackend};
+use crate::recipe::{Attention, Checkpointing, Loss, OptimizerImpl, OptimizerName, Precision, SdpaBackend};
 
 /// A language of the catalogue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -85,6 +85,8 @@ pub trait Catalogue: Sync {
     fn attention(&self, attention: Attention) -> &'static str;
     /// A backend of `scaled_dot_product_attention`.
     fn sdpa_backend(&self, backend: SdpaBackend) -> &'static str;
+    /// A way to compute the loss.
+    fn loss(&self, loss: Loss) -> &'static str;
     /// A checkpointing mode.
     fn checkpointing(&self, checkpointing: Checkpointing) -> &'static str;
     /// What is wrong with a field, lower case and without a full stop, to stand after the field's name:

@@ -57,31 +57,27 @@ impl Work {
     /// The formula, its value, and the formula with the numbers in it.
     ///
     /// Of parameters: forward 2N, backward 2N for the gradients of inputs and 2N for those of weights, which frozen weights
-    /// have not; and as much again of the forward where layers are run again. Attention's two products cost 4 q s a token and
+    /// have not; and the forward of every layer that is run again once more. Attention's two products cost 4 q s a token and
     /// layer in forward, and twice that in backward; a causal kernel does half of it, eager attention and an encoder all.
     #[expect(clippy::cast_precision_loss, reason = "a rough figure")]
     pub(super) fn flops_per_token(&self, recipe: &Recipe) -> (String, f64, String) {
-        let again = if recipe.checkpointing.recomputes_one_in().is_some() { 1 } else { 0 };
+        let again = recipe.checkpointing.recomputes_one_in().map_or(0.0, |k| 1.0 / k.max(1) as f64);
         let whole = !self.causal || recipe.attention == Some(Attention::Eager);
-        let of_parameters = 2 * (3 + again);
-        let of_attention = 2 * (3 + again) * if whole { 2 } else { 1 };
+        let of_parameters = 2.0 * (3.0 + again);
+        let of_attention = of_parameters * if whole { 2.0 } else { 1.0 };
         let (n, l, q, s) = (self.product_parameters, self.layers, self.query_width, recipe.seq_len);
-        let attention = of_attention as f64 * l as f64 * q as f64 * s as f64;
-        let tail = (format!("{of_attention} L q s"), format!("{of_attention} × {l} × {q} × {s}"));
+        let attention = of_attention * l as f64 * q as f64 * s as f64;
+        let [c, d, frozen] = [of_parameters, of_attention, of_parameters - 2.0].map(|x| (x * 100.0).round() / 100.0);
+        let tail = (format!("{d} L q s"), format!("{d} × {l} × {q} × {s}"));
         match self.adapters {
-            None => (
-                format!("{of_parameters} N + {}", tail.0),
-                of_parameters as f64 * n as f64 + attention,
-                format!("{of_parameters} × {n} + {}", tail.1),
-            ),
-            Some(a) => {
-                let frozen = of_parameters - 2;
-                (
-                    format!("{frozen} N + {of_parameters} A + {}", tail.0),
-                    frozen as f64 * n as f64 + of_parameters as f64 * a as f64 + attention,
-                    format!("{frozen} × {n} + {of_parameters} × {a} + {}", tail.1),
-                )
+            None => {
+                (format!("{c} N + {}", tail.0), of_parameters * n as f64 + attention, format!("{c} × {n} + {}", tail.1))
             }
+            Some(a) => (
+                format!("{frozen} N + {c} A + {}", tail.0),
+                (of_parameters - 2.0) * n as f64 + of_parameters * a as f64 + attention,
+                format!("{frozen} × {n} + {c} × {a} + {}", tail.1),
+            ),
         }
     }
 }
@@ -106,6 +102,8 @@ mod tests {
         assert_eq!(work.flops_per_token(&recipe).1, 39_644_061_696.0 + 3_221_225_472.0);
         recipe.attention = None;
         assert_eq!(work.flops_per_token(&recipe).1, 39_644_061_696.0 + 1_610_612_736.0);
+        recipe.checkpointing = Checkpointing::Every(2);
+        assert_eq!(work.flops_per_token(&recipe).1, 7.0 * 6_607_343_616.0 + 7.0 * 32.0 * 4096.0 * 2048.0);
         recipe.checkpointing = Checkpointing::Full;
         assert_eq!(work.flops_per_token(&recipe).1, 8.0 * 6_607_343_616.0 + 8.0 * 32.0 * 4096.0 * 2048.0);
         // Frozen weights have no gradients: 6N with layers run again, and the adapters' own products in full.

@@ -20,6 +20,8 @@ pub const CONFIG_ID: &str = "config";
 
 /// The `id` of the choice of adapters.
 pub const LORA_ID: &str = "lora";
+/// The id of the choice of loss.
+pub const LOSS_ID: &str = "loss";
 
 /// The presets that match the filter, and always the chosen one.
 #[must_use]
@@ -154,6 +156,7 @@ fn control(issue: &Issue, state: &State) -> (&'static str, Option<Label>) {
         "recipe.precision" => ("precision", Some(Label::Precision)),
         "recipe.attention" | "recipe.sdpa_backend" => ("attention", Some(Label::Attention)),
         "recipe.checkpointing" => ("checkpointing", Some(Label::Checkpointing)),
+        "recipe.loss" => (LOSS_ID, Some(Label::Loss)),
         "recipe.optimizer.impl" => ("implementation", Some(Label::Implementation)),
         _ if starts("recipe.lora") || starts("recipe.quantization") => (LORA_ID, Some(Label::Trained)),
         _ if starts("recipe.optimizer") => ("optimizer", Some(Label::Optimizer)),

@@ -9,7 +9,7 @@ use crate::issue::Issue;
 use crate::measure::{self, ImportError, Imported, Measurement, Unit};
 use crate::model::ModelSource;
 use crate::plan::{Plan, Policy};
-use crate::recipe::{Attention, Checkpointing, OptimizerImpl, OptimizerName, Precision};
+use crate::recipe::{Attention, Checkpointing, Loss, OptimizerImpl, OptimizerName, Precision};
 use crate::text::LinkProblem;
 use crate::units::Bytes;
 use crate::view::{Draft, Field, GpuPick, Intake, Trained, job, link, recognise};
@@ -300,6 +300,8 @@ pub enum Action {
     Implementation(Option<OptimizerImpl>),
     /// Chose an attention implementation; `None`: I don't know.
     Attention(Option<Attention>),
+    /// Chose how the loss is computed.
+    Loss(Loss),
     /// Chose checkpointing.
     Checkpointing(Checkpointing),
     /// Chose what is trained.
@@ -424,6 +426,7 @@ impl State {
                 self.edit(|draft| draft.choices_mut().recipe.optimizer.implementation = which);
             }
             Action::Attention(attention) => self.edit(|draft| draft.choices_mut().recipe.attention = attention),
+            Action::Loss(loss) => self.edit(|draft| draft.choices_mut().recipe.loss = loss),
             Action::Checkpointing(mode) => self.edit(|draft| draft.choices_mut().recipe.checkpointing = mode),
             Action::Trained(trained) => self.edit(|draft| draft.set_trained(trained)),
             Action::Dora(on) => self.edit(|draft| {

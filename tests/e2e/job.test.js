@@ -63,7 +63,9 @@ for (const { name, ...size } of WIDTHS) {
     await changes("implementation", () => page.selectOption("#implementation", { label: "for-loop" }));
     await changes("micro-batch", () => page.fill("#micro-batch", "4"));
     await changes("attention", () => page.selectOption("#attention", { label: "eager" }));
-    await changes("checkpointing", () => page.locator("#checkpointing-full").check());
+    await changes("checkpointing", () => page.locator("#checkpointing").selectOption({ label: "every layer" }));
+    await changes("kinds of checkpointing", () => page.locator("#checkpointing").selectOption({ label: "every 2nd layer" }));
+    await changes("loss", () => page.locator("#loss").selectOption({ index: 2 }));
     await page.fill("#grad-accum", "8");
     await page.locator("#more-inputs > summary").click();
     await changes("MIG slice", () => page.fill("#mig-slice", "19.5 GiB"));

@@ -1,6 +1,6 @@
 //! The inputs.
 
-use vram_budget::recipe::{Attention, Checkpointing, Optimizer, OptimizerImpl, OptimizerName, Precision};
+use vram_budget::recipe::{Attention, Checkpointing, Loss, Optimizer, OptimizerImpl, OptimizerName, Precision};
 use vram_budget::text::{Label, Msg, Term};
 use vram_budget::view::{Action, Field, GpuPick, Panel, Trained, job};
 use yew::prelude::*;
@@ -28,6 +28,7 @@ pub(crate) fn job_form(store: &Handle) -> Html {
                     { batch_row(store) }
                     { attention_row(store) }
                     { checkpointing_row(store) }
+                    { loss_row(store) }
                     { more_row(store) }
                 </form>
             </div>
@@ -442,28 +443,54 @@ fn attention_row(store: &Handle) -> Html {
     )
 }
 
+/// A list's entries and what is chosen, which a plan from elsewhere may have beside them.
+fn listed<T: Copy + PartialEq>(all: &[T], chosen: T) -> Vec<T> {
+    let own = (!all.contains(&chosen)).then_some(chosen);
+    all.iter().copied().chain(own).collect()
+}
+
 fn checkpointing_row(store: &Handle) -> Html {
+    use Checkpointing::{Every, Full, FullOffload, None, Offload, Reentrant, Selective};
+    const ALL: &[Checkpointing] =
+        &[None, Full, Selective, Every(2), Every(3), Every(4), Reentrant, Offload, FullOffload];
+    /// As many as most people choose between.
+    const COMMON: usize = 3;
     let text = store.text();
     let chosen = store.0.draft.choices().recipe.checkpointing;
-    let radio = |mode: Checkpointing| {
-        html! {
-            <label class="radio">
-                <input type="radio" name="checkpointing" checked={mode == chosen}
-                    id={if mode == Checkpointing::Full { "checkpointing-full" } else { "checkpointing" }}
-                    onchange={store.on(move |_: Event| Action::Checkpointing(mode))} />
-                { text.checkpointing(mode) }
-            </label>
-        }
-    };
-    html! {
-        <fieldset>
-            <legend>{ text.label(Label::Checkpointing) }</legend>
-            <div class="field">
-                <span>{ radio(Checkpointing::None) }{ radio(Checkpointing::Full) }</span>
-                <span class="hint">{ text.definition(Term::Checkpointing) }</span>
-            </div>
-        </fieldset>
-    }
+    let all = listed(ALL, chosen);
+    options_row(
+        store,
+        OptionsRow {
+            label: Label::Checkpointing,
+            id: "checkpointing",
+            unknown: Option::None,
+            names: all.iter().map(|one| Some(text.checkpointing(*one))).collect(),
+            common: COMMON,
+            chosen: position(&all, Some(chosen)),
+            hint: Some(text.definition(Term::Checkpointing).into()),
+            action: |at| Action::Checkpointing(at.and_then(|at| ALL.get(at)).copied().unwrap_or_default()),
+        },
+    )
+}
+
+fn loss_row(store: &Handle) -> Html {
+    const ALL: &[Loss] = &[Loss::Hf, Loss::Chunked(4), Loss::Chunked(8), Loss::Chunked(16)];
+    let text = store.text();
+    let chosen = store.0.draft.choices().recipe.loss;
+    let all = listed(ALL, chosen);
+    options_row(
+        store,
+        OptionsRow {
+            label: Label::Loss,
+            id: job::LOSS_ID,
+            unknown: None,
+            names: all.iter().map(|one| Some(text.loss(*one))).collect(),
+            common: all.len(),
+            chosen: position(&all, Some(chosen)),
+            hint: Some(text.definition(Term::Loss).into()),
+            action: |at| Action::Loss(at.and_then(|at| ALL.get(at)).copied().unwrap_or_default()),
+        },
+    )
 }
 
 fn more_row(store: &Handle) -> Html {

@@ -9,7 +9,7 @@ use futures::executor::block_on;
 use vram_budget::bill::{Instant, Part};
 use vram_budget::decide::RemedyId;
 use vram_budget::machine::GpuChoice;
-use vram_budget::recipe::{Attention, Checkpointing, OptimizerImpl, OptimizerName, Precision};
+use vram_budget::recipe::{Attention, Checkpointing, Loss, OptimizerImpl, OptimizerName, Precision};
 use vram_budget::view::measured::{EXAMPLE_DOCUMENT, EXAMPLE_SCRIPT};
 use vram_budget::view::{Action, Field, GpuPick, Notice, Panel, State, Trained, example};
 use yew::LocalServerRenderer;
@@ -120,6 +120,10 @@ fn states() -> Vec<(&'static str, State)> {
             ])),
         ),
         ("config box", after([Action::Panel(Panel::Config, true), Action::Panel(Panel::Answer, true)])),
+        (
+            "loss in pieces, every 7th layer run again",
+            after([Action::Loss(Loss::Chunked(8)), Action::Checkpointing(Checkpointing::Every(7))]),
+        ),
         ("open cell", after([Action::Cell(Part::Activations, Instant::Loss)])),
         ("empty cell", after([Action::Cell(Part::Gradients, Instant::Forward)])),
         (
