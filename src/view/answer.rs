@@ -185,7 +185,11 @@ fn binding_sentence(plan: &Plan, decision: &Decision, text: &dyn Catalogue) -> (
     let parts = bill.column(bill.binding).parts;
     let optimizer = plan.recipe.optimizer;
     let temporaries = parts.get(Part::Temporary);
-    if bill.binding == Instant::Step && temporaries > Bytes::ZERO && optimizer.name != OptimizerName::Sgd {
+    if bill.binding == Instant::Step
+        && temporaries > Bytes::ZERO
+        && optimizer.name != OptimizerName::Sgd
+        && optimizer.name.implementations().len() > 1
+    {
         let implementation = optimizer.implementation();
         let term = match implementation {
             OptimizerImpl::Foreach => Term::Foreach,

@@ -10,7 +10,7 @@ use vram_budget::estimate::{Note, read_model};
 use vram_budget::machine::GpuChoice;
 use vram_budget::model::ModelSource;
 use vram_budget::plan::Plan;
-use vram_budget::recipe::{Checkpointing, OptimizerImpl};
+use vram_budget::recipe::Checkpointing;
 use vram_budget::step::capacity::SmallestCard;
 use vram_budget::text::{Catalogue, Locale};
 use vram_budget::throughput::Throughput;
@@ -108,15 +108,15 @@ fn job(text: &dyn Catalogue, plan: &Plan, out: &mut dyn Write) -> io::Result<()>
         other => format!("checkpointing {}", text.checkpointing(other)),
     };
     let precision = recipe.precision.map_or("precision not known", |p| p.name());
-    let implementation = recipe.optimizer.implementation.unwrap_or(OptimizerImpl::Foreach);
+    let mut optimizer = text.optimizer(recipe.optimizer.name).to_owned();
+    if !recipe.optimizer.name.implementations().is_empty() {
+        optimizer.push(' ');
+        optimizer.push_str(text.implementation(recipe.optimizer.implementation()));
+    }
     writeln!(
         out,
-        "\n{model} on {gpu}: {precision}, {} {}, micro-batch {} × {} tokens, accumulation {}, {checkpointing}",
-        text.optimizer(recipe.optimizer.name),
-        text.implementation(implementation),
-        recipe.micro_batch,
-        recipe.seq_len,
-        recipe.grad_accum,
+        "\n{model} on {gpu}: {precision}, {optimizer}, micro-batch {} × {} tokens, accumulation {}, {checkpointing}",
+        recipe.micro_batch, recipe.seq_len, recipe.grad_accum,
     )
 }
 
