@@ -5,11 +5,11 @@ use std::rc::Rc;
 
 use serde_json::{Map, Value};
 
-use crate::bill::{Instant, Part};
+use crate::bill::Part;
 use crate::issue::{Issue, IssueKind};
 use crate::model::family::common::{
-    Activation, Run, attend, eager_mask, gated_mlp, position_ids, refuse_other_checkpointing, rms_norm, rotary_tables,
-    rotate,
+    Activation, Head, Run, attend, causal_forward, eager_mask, gated_mlp, position_ids, refuse_other_checkpointing,
+    rms_norm, rotary_tables, rotate,
 };
 use crate::model::family::experts::{Experts, Gate, Routed};
 use crate::model::family::{Built, Dimensions, Model, Parameter, Parameters, matrix, names_of, vector};
@@ -350,13 +350,8 @@ impl Built for BuiltDeepSeek {
     }
 
     fn forward(&self, run: &Run, batch: &[Tensor]) -> (Tensor, Tensor) {
-        let (t, ids, labels) = (&run.tape, &batch[0], &batch[1]);
-        let hidden = self.hidden_states(run, ids);
-        let logits = t.scope("head", || t.linear(&hidden, &self.head, None));
-        t.enter(Instant::Loss);
-        let out = t.scope("loss", || t.causal_lm_loss(logits, labels));
-        drop(hidden);
-        out
+        let head = Head { weight: &self.head, bias: None, softcap: false };
+        causal_forward(run, &batch[1], &|| self.hidden_states(run, &batch[0]), &head)
     }
 }
 

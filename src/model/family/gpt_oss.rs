@@ -5,10 +5,9 @@ use std::rc::Rc;
 
 use serde_json::{Map, Value};
 
-use crate::bill::Instant;
 use crate::issue::{Issue, IssueKind};
 use crate::model::family::common::{
-    AttentionPlan, Run, eager_mask, position_ids, refuse_other_checkpointing, repeat_kv,
+    AttentionPlan, Head, Run, causal_forward, eager_mask, position_ids, refuse_other_checkpointing, repeat_kv,
 };
 use crate::model::family::experts::{Experts, Gate, Routed};
 use crate::model::family::rotary::olmo_norm;
@@ -281,13 +280,8 @@ impl Built for BuiltGptOss {
 
     fn forward(&self, run: &Run, batch: &[Tensor]) -> (Tensor, Tensor) {
         let run = &Run { attention: AttentionPlan::Eager, ..run.clone() };
-        let (t, ids, labels) = (&run.tape, &batch[0], &batch[1]);
-        let hidden = self.hidden_states(run, ids);
-        let logits = t.scope("head", || t.linear(&hidden, &self.head, None));
-        t.enter(Instant::Loss);
-        let out = t.scope("loss", || t.causal_lm_loss(logits, labels));
-        drop(hidden);
-        out
+        let head = Head { weight: &self.head, bias: None, softcap: false };
+        causal_forward(run, &batch[1], &|| self.hidden_states(run, &batch[0]), &head)
     }
 }
 
