@@ -390,10 +390,10 @@ pub fn parameter_count(model: &dyn Model) -> u64 {
 
 fn sources(plan: &Plan) -> Sources {
     let Framework { pytorch, transformers, .. } = &plan.framework;
-    let library = plan.recipe.optimizer.name.library();
+    let origin = plan.recipe.optimizer.name.origin();
     Sources {
         weights: Provenance { kind: ProvenanceKind::Exact, source: "sizes of the parameters, from the config".into() },
-        states: modelled(format!("{library}, PyTorch {pytorch}")),
+        states: modelled(format!("{origin}, PyTorch {pytorch}")),
         autograd: modelled(format!("PyTorch {pytorch} eager, transformers {transformers}")),
     }
 }

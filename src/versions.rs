@@ -184,7 +184,7 @@ impl Rules {
             recipe.zero_grad.get_or_insert(ZeroGrad::Zero);
         }
         let name = recipe.optimizer.name;
-        let loops = name.library() == "torch.optim" && name.implementations().contains(&OptimizerImpl::Forloop);
+        let loops = name.is_of_torch() && name.implementations().contains(&OptimizerImpl::Forloop);
         if self.forloop_by_default && loops {
             recipe.optimizer.implementation.get_or_insert(OptimizerImpl::Forloop);
         }
@@ -483,7 +483,7 @@ pub fn issues(framework: &Framework, recipe: &Recipe, family: Option<&str>) -> V
         let used = match library {
             Library::Pytorch | Library::Transformers => true,
             Library::Peft => recipe.lora.is_some(),
-            Library::Bitsandbytes => recipe.optimizer.name.library().starts_with("bitsandbytes"),
+            Library::Bitsandbytes => recipe.optimizer.name.is_of_bitsandbytes(),
         };
         if used && library.version(framework) < library.oldest() {
             let what = format!("versions before {}", library.oldest());

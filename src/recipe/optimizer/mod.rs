@@ -229,26 +229,41 @@ impl OptimizerName {
         }
     }
 
-    /// The library whose code says what it holds.
+    /// Whether it is one of bitsandbytes'.
     #[must_use]
-    pub const fn library(self) -> &'static str {
-        match self {
-            Self::AdafactorHf => "transformers",
+    pub const fn is_of_bitsandbytes(self) -> bool {
+        matches!(
+            self,
             Self::AdamW8bit
-            | Self::AdamW32bit
-            | Self::PagedAdamW8bit
-            | Self::PagedAdamW32bit
-            | Self::Lion
-            | Self::Lion8bit
-            | Self::PagedLion8bit
-            | Self::AdEmaMix
-            | Self::AdEmaMix8bit => "bitsandbytes 0.50",
+                | Self::AdamW32bit
+                | Self::PagedAdamW8bit
+                | Self::PagedAdamW32bit
+                | Self::Lion
+                | Self::Lion8bit
+                | Self::PagedLion8bit
+                | Self::AdEmaMix
+                | Self::AdEmaMix8bit
+        )
+    }
+
+    /// What its code came with, in words.
+    #[must_use]
+    pub const fn origin(self) -> &'static str {
+        match self {
+            _ if self.is_of_bitsandbytes() => "bitsandbytes 0.50",
+            Self::AdafactorHf => "transformers",
             Self::ScheduleFreeAdamW => "schedulefree 1.4",
             Self::GaLoreAdamW => "galore-torch 1.0",
             Self::ApolloAdamW => "apollo-torch 1.0",
             Self::Sophia | Self::Came | Self::AdamMini => "its authors' code",
-            _ => "torch.optim",
+            _ => TORCH,
         }
+    }
+
+    /// Whether it is one of `torch.optim`'s.
+    #[must_use]
+    pub fn is_of_torch(self) -> bool {
+        self.origin() == TORCH
     }
 
     /// Whether it projects matrices to a space of low rank.
@@ -301,6 +316,9 @@ pub enum ScaleType {
 /// The states of every parameter; empty before the first step.
 pub(crate) type Slots = Vec<Vec<Tensor>>;
 
+/// Where most optimizers come from.
+const TORCH: &str = "torch.optim";
+
 /// The rank of GaLore's and APOLLO's examples.
 const DEFAULT_RANK: u64 = 128;
 
@@ -340,15 +358,7 @@ impl Optimizer {
             OptimizerName::AdamMini => adam_mini::step(tape, params, slots),
             OptimizerName::Muon => muon::step(tape, self, params, slots),
             OptimizerName::GaLoreAdamW | OptimizerName::ApolloAdamW => projected::step(tape, self, params, slots),
-            OptimizerName::AdamW8bit
-            | OptimizerName::AdamW32bit
-            | OptimizerName::PagedAdamW8bit
-            | OptimizerName::PagedAdamW32bit
-            | OptimizerName::Lion
-            | OptimizerName::Lion8bit
-            | OptimizerName::PagedLion8bit
-            | OptimizerName::AdEmaMix
-            | OptimizerName::AdEmaMix8bit => bitsandbytes::step(tape, self, params, slots),
+            name if name.is_of_bitsandbytes() => bitsandbytes::step(tape, self, params, slots),
             _ => elementwise::step(tape, self, params, slots),
         }
     }
