@@ -29,7 +29,8 @@ pub(crate) fn trained_parameters(model: &dyn Model, recipe: &Recipe) -> Vec<usiz
 /// Freezes what the recipe names; returns the others, which are trained.
 pub(crate) fn trained(model: &dyn Model, recipe: &Recipe, weights: &[Tensor]) -> Vec<Tensor> {
     for (leaf, frozen) in weights.iter().filter_map(Tensor::leaf).zip(frozen(model, recipe)) {
-        leaf.frozen.set(frozen);
+        // What the model never trains stays so.
+        leaf.frozen.set(frozen || leaf.frozen.get());
     }
     weights.iter().filter(|w| w.is_trained()).cloned().collect()
 }

@@ -162,6 +162,9 @@ impl Tape {
     #[must_use]
     pub fn leaf_without_parameter(&self, shape: Shape, dtype: Dtype, op: &'static str) -> Tensor {
         let leaf = Tensor::leaf_of(self, u32::MAX, shape, dtype, Part::Temporary, op);
+        if let Some(own) = leaf.leaf() {
+            own.grad.of_activation.set(true);
+        }
         if !self.0.hooks.borrow().recomputing() {
             self.0.graph_leaves.borrow_mut().push(leaf.clone());
         }

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Draws training steps that no rule has seen: one JSON line each, {"id", "case": {"model", "recipe", "device"}}.
 
-    fresh_cases.py SEED [COUNT] [--into FOLDER] [--optimizers | --defined | --float8 | --adapters | --activations] [--families NAME,NAME]
+    fresh_cases.py SEED [COUNT] [--into FOLDER]
+                   [--optimizers | --defined | --float8 | --adapters | --activations | --frozen] [--families NAME,NAME]
 
 The same seed draws the same cases everywhere. With --families those are drawn in turn instead of the usual ones, on cards
 from compute capability 8.0 on; with --adapters too, each case has adapters. With --into, each case is a file of its own, for a recorder that measures
@@ -13,6 +14,7 @@ of the weights; a for-loop RAdam runs as many steps as it takes to be rectified.
 that their authors' code defines alone. --float8 draws steps whose linear layers torchao has converted, on cards that
 have FP8. --adapters draws adapters for every case: LoRA's options, DoRA, quantised
 weights, loading. --activations draws every kind of checkpointing, ways to compute the loss, frozen parts and an evaluation.
+--frozen draws parts that are not trained, of --families that have names of their own for them.
 """
 import json
 import os
@@ -49,7 +51,8 @@ FURTHER_LINEARS = LINEARS | {
     "deepseek_v3": ["kv_a_proj_with_mqa", "kv_b_proj", "o_proj"],
     "whisper": ["q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2"]}
 FURTHER_CLASSES = CLASSES | {"falcon": "FalconForCausalLM", "bloom": "BloomForCausalLM", "gpt_oss": "GptOssForCausalLM",
-                             "deepseek_v3": "DeepseekV3ForCausalLM", "whisper": "WhisperForConditionalGeneration"}
+                             "deepseek_v3": "DeepseekV3ForCausalLM", "whisper": "WhisperForConditionalGeneration",
+                             "t5": "T5ForConditionalGeneration"}
 OPTIMIZERS = [("adamw", "foreach", 8), ("adamw", "fused", 4), ("adamw", "forloop", 3), ("adam", "foreach", 1),
               ("sgd", "foreach", 2), ("sgd", "forloop", 1), ("adafactor", "foreach", 2), ("adafactor", "forloop", 2),
               ("adafactor_hf", None, 2), ("adamw8bit", None, 3)]
@@ -127,6 +130,9 @@ def model(d, family):
                     "decoder_ffn_dim": wide, "num_mel_bins": d.of([80, 128]), "max_source_positions": d.whole(100, 1500),
                     "max_target_positions": 448, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
                     "decoder_start_token_id": 1, "dropout": d.of([0.0, 0.1]), "attention_dropout": d.of([0.0, 0.1])}
+    if family == "t5":
+        return m | {"vocab_size": vocab, "d_model": h, "d_kv": head, "d_ff": wide, "num_layers": layers, "num_heads": a,
+                    "feed_forward_proj": d.of(["relu", "gated-gelu"])}
     m |= {"vocab_size": vocab, "hidden_size": h, "num_hidden_layers": layers, "num_attention_heads": a}
     if family == "bloom":
         return {("n_layer" if k == "num_hidden_layers" else "n_head" if k == "num_attention_heads" else k): v for k, v in m.items()}
@@ -251,8 +257,31 @@ def further(d, family, sm, table=FURTHER):
 MODULES = {"gpt2": ("transformer.wte", "transformer.h"), "gpt_neox": ("gpt_neox.embed_in", "gpt_neox.layers"),
            "opt": ("model.decoder.embed_tokens", "model.decoder.layers"),
            "bert": ("bert.embeddings", "bert.encoder.layer"), "roberta": ("roberta.embeddings", "roberta.encoder.layer"),
-           "distilbert": ("distilbert.embeddings", "distilbert.transformer.layer"), "vit": ("vit.embeddings", "vit.layers")}
+           "distilbert": ("distilbert.embeddings", "distilbert.transformer.layer"), "vit": ("vit.embeddings", "vit.layers"),
+           "falcon": ("transformer.word_embeddings", "transformer.h"),
+           "bloom": ("transformer.word_embeddings", "transformer.h"), "t5": ("shared", "encoder.block"),
+           "whisper": ("model.encoder", "model.decoder.layers")}
 ENCODERS = {"bert", "roberta", "distilbert", "vit"}
+
+
+def frozen(d, family, sm):
+    """A recipe as the plain ones, with parts that are not trained."""
+    r = recipe(d, family, sm)
+    r.pop("lora", None)
+    embedding, stack = MODULES.get(family, ("model.embed_tokens", "model.layers"))
+    first = [f"{stack}.0"]
+    r["freeze"] = d.of([[embedding], first, [embedding] + first, [f"{stack}.0.{part}" for part in PARTS[family]]])
+    return r
+
+
+# Modules of a layer: all of one kind, or a part of it.
+LLAMA_PARTS = ["self_attn", "input_layernorm"]
+PARTS = dict.fromkeys(FURTHER_CLASSES, LLAMA_PARTS) | {
+    "gpt_neox": ["attention", "mlp.dense_4h_to_h"], "opt": ["self_attn.k_proj", "fc2"],
+    "falcon": ["self_attention"], "bloom": ["self_attention.dense", "post_attention_layernorm"], "phi": ["mlp", "self_attn.q_proj"],
+    "phi3": ["self_attn.qkv_proj"], "olmo2": ["self_attn.q_norm", "mlp.gate_proj"], "starcoder2": ["mlp.c_fc.bias", "self_attn"],
+    "t5": ["layer.0.SelfAttention.q", "layer.1"], "gpt_oss": ["self_attn.sinks", "mlp.experts"], "deepseek_v3": ["self_attn"],
+    "whisper": ["encoder_attn", "fc1"]}
 
 
 def activated(d):
@@ -367,10 +396,10 @@ def option(args, name):
 
 
 def main():
-    args = [a for a in sys.argv[1:] if a not in ("--optimizers", "--defined", "--float8", "--adapters", "--activations")]
+    args = [a for a in sys.argv[1:] if a not in ("--optimizers", "--defined", "--float8", "--adapters", "--activations", "--frozen")]
     into, families = option(args, "--into"), option(args, "--families")
     families = families.split(",") if families else [None]
-    draw = further if "--optimizers" in sys.argv else recipe
+    draw = further if "--optimizers" in sys.argv else frozen if "--frozen" in sys.argv else recipe
     if "--defined" in sys.argv:
         def draw(d, family, sm):
             return further(d, family, sm, DEFINED)

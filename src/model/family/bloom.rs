@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 use crate::issue::{Issue, IssueKind};
 use crate::model::family::common::{AttentionPlan, Head, Returned, Run, causal_forward, eager_mask, refuse_reentrant};
-use crate::model::family::{Built, Dimensions, Model, Parameter, Parameters, matrix, vector};
+use crate::model::family::{Built, Dimensions, Model, Parameter, Parameters, dotted_names, matrix, vector};
 use crate::model::fields::{Fields, MAX_DIMENSION, MAX_HEADS, MAX_LAYERS};
 use crate::recipe::{Attention, Recipe};
 use crate::step::shape::{Dim, Shape, Symbol};
@@ -163,6 +163,31 @@ impl Model for Bloom {
             all.push(Some("lm_head"));
         }
         all
+    }
+
+    fn parameter_names(&self) -> Vec<String> {
+        const NAMES: [&str; LAYER] = [
+            "input_layernorm.weight",
+            "input_layernorm.bias",
+            "self_attention.query_key_value.weight",
+            "self_attention.query_key_value.bias",
+            "self_attention.dense.weight",
+            "self_attention.dense.bias",
+            "post_attention_layernorm.weight",
+            "post_attention_layernorm.bias",
+            "mlp.dense_h_to_4h.weight",
+            "mlp.dense_h_to_4h.bias",
+            "mlp.dense_4h_to_h.weight",
+            "mlp.dense_4h_to_h.bias",
+        ];
+        const BEFORE: [&str; 3] = [
+            "transformer.word_embeddings.weight",
+            "transformer.word_embeddings_layernorm.weight",
+            "transformer.word_embeddings_layernorm.bias",
+        ];
+        let all: &[&str] = &["transformer.ln_f.weight", "transformer.ln_f.bias", "lm_head.weight"];
+        let after = if self.tied { &all[..2] } else { all };
+        dotted_names(&BEFORE, ("transformer.h", self.layers), |_| NAMES.into(), after)
     }
 
     fn buffers(&self) -> Vec<u64> {

@@ -12,7 +12,9 @@ use crate::model::family::common::{
     rms_norm, rotary_tables, rotate,
 };
 use crate::model::family::experts::{Experts, Gate, Routed};
-use crate::model::family::{Built, Dimensions, Model, Parameter, Parameters, matrix, names_of, vector};
+use crate::model::family::{
+    Built, Dimensions, Model, Parameter, Parameters, dotted_names, matrix, names_of, names_there, vector,
+};
 use crate::model::fields::{Fields, MAX_DIMENSION, MAX_HEADS, MAX_LAYERS};
 use crate::recipe::{Attention, Precision, Recipe};
 use crate::step::shape::{Dim, Shape, Symbol};
@@ -220,6 +222,45 @@ impl Model for DeepSeek {
             all.push(Some("lm_head"));
         }
         all
+    }
+
+    fn parameter_names(&self) -> Vec<String> {
+        const NAMES: [&str; at::COUNT] = [
+            "self_attn.q_proj.weight",
+            "self_attn.q_a_proj.weight",
+            "self_attn.q_a_proj.bias",
+            "self_attn.q_a_layernorm.weight",
+            "self_attn.q_b_proj.weight",
+            "self_attn.kv_a_proj_with_mqa.weight",
+            "self_attn.kv_a_proj_with_mqa.bias",
+            "self_attn.kv_a_layernorm.weight",
+            "self_attn.kv_b_proj.weight",
+            "self_attn.o_proj.weight",
+            "self_attn.o_proj.bias",
+            "mlp.experts.gate_up_proj",
+            "mlp.experts.down_proj",
+            "mlp.gate.weight",
+            "mlp.gate_proj.weight",
+            "mlp.up_proj.weight",
+            "mlp.down_proj.weight",
+            "input_layernorm.weight",
+            "post_attention_layernorm.weight",
+        ];
+        const SHARED: [&str; 3] = [
+            "mlp.shared_experts.gate_proj.weight",
+            "mlp.shared_experts.up_proj.weight",
+            "mlp.shared_experts.down_proj.weight",
+        ];
+        let of_layer = |i: usize| {
+            let (mut names, layer) = (NAMES, i as u64);
+            if layer >= self.dense_layers {
+                names[at::MLP..at::MLP + 3].copy_from_slice(&SHARED);
+            }
+            names_there(&names, &self.layer_shapes(layer))
+        };
+        let all: &[&str] = &["model.norm.weight", "lm_head.weight"];
+        let after = if self.tied { &all[..1] } else { all };
+        dotted_names(&["model.embed_tokens.weight"], ("model.layers", self.layers), of_layer, after)
     }
 
     /// Each router's correction of its scores, then inv_freq and original_inv_freq.

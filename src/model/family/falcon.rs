@@ -9,7 +9,9 @@ use crate::model::family::common::{
     Activation, AttentionPlan, Head, Returned, Run, causal_forward, causal_mask, position_ids, refuse_reentrant,
     rotary_tables, rotate,
 };
-use crate::model::family::{Built, Dimensions, Model, Parameter, Parameters, matrix, names_of, vector};
+use crate::model::family::{
+    Built, Dimensions, Model, Parameter, Parameters, dotted_names, matrix, names_of, names_there, vector,
+};
 use crate::model::fields::{Fields, MAX_DIMENSION, MAX_HEADS, MAX_LAYERS};
 use crate::recipe::{Attention, Recipe};
 use crate::step::ops::WeightLayout;
@@ -182,6 +184,33 @@ impl Model for Falcon {
             all.push(Some("lm_head"));
         }
         all
+    }
+
+    fn parameter_names(&self) -> Vec<String> {
+        const NAMES: [&str; LAYER] = [
+            "self_attention.query_key_value.weight",
+            "self_attention.query_key_value.bias",
+            "self_attention.dense.weight",
+            "self_attention.dense.bias",
+            "mlp.dense_h_to_4h.weight",
+            "mlp.dense_h_to_4h.bias",
+            "mlp.dense_4h_to_h.weight",
+            "mlp.dense_4h_to_h.bias",
+            "input_layernorm.weight",
+            "input_layernorm.bias",
+            "",
+            "",
+        ];
+        let of_layer = |_| {
+            let mut names = NAMES;
+            if self.two_norms {
+                names[8..].copy_from_slice(&["ln_attn.weight", "ln_attn.bias", "ln_mlp.weight", "ln_mlp.bias"]);
+            }
+            names_there(&names, &self.layer_shapes())
+        };
+        let all: &[&str] = &["transformer.ln_f.weight", "transformer.ln_f.bias", "lm_head.weight"];
+        let after = if self.tied { &all[..2] } else { all };
+        dotted_names(&["transformer.word_embeddings.weight"], ("transformer.h", self.layers), of_layer, after)
     }
 
     fn buffers(&self) -> Vec<u64> {

@@ -10,7 +10,9 @@ use crate::model::family::common::{
     Activation, Attend, AttentionPlan, Head, Run, attend_by, causal_forward, eager_mask, gated_mlp, position_ids,
     rotary_tables, rotate, window_mask,
 };
-use crate::model::family::{Built, Dimensions, Model, Parameter, Parameters, matrix, names_of, vector};
+use crate::model::family::{
+    Built, Dimensions, Model, Parameter, Parameters, dotted_names, matrix, names_of, names_there, vector,
+};
 use crate::model::fields::{Fields, MAX_DIMENSION, MAX_HEADS, MAX_LAYERS};
 use crate::recipe::{Attention, Loss, Recipe};
 use crate::step::shape::{Dim, Shape, Symbol};
@@ -265,6 +267,32 @@ impl Model for Gemma {
             all.push(Some("lm_head"));
         }
         all
+    }
+
+    fn parameter_names(&self) -> Vec<String> {
+        const NAMES: [&str; LAYER] = [
+            "self_attn.q_proj.weight",
+            "self_attn.q_proj.bias",
+            "self_attn.k_proj.weight",
+            "self_attn.k_proj.bias",
+            "self_attn.v_proj.weight",
+            "self_attn.v_proj.bias",
+            "self_attn.o_proj.weight",
+            "self_attn.o_proj.bias",
+            "self_attn.q_norm.weight",
+            "self_attn.k_norm.weight",
+            "mlp.gate_proj.weight",
+            "mlp.up_proj.weight",
+            "mlp.down_proj.weight",
+            "input_layernorm.weight",
+            "post_attention_layernorm.weight",
+            "pre_feedforward_layernorm.weight",
+            "post_feedforward_layernorm.weight",
+        ];
+        let of_layer = |_| names_there(&NAMES, &self.layer_shapes());
+        let all: &[&str] = &["model.norm.weight", "lm_head.weight"];
+        let after = if self.tied { &all[..1] } else { all };
+        dotted_names(&["model.embed_tokens.weight"], ("model.layers", self.layers()), of_layer, after)
     }
 
     fn buffers(&self) -> Vec<u64> {

@@ -8,7 +8,9 @@ use crate::issue::Issue;
 use crate::model::family::common::{
     Activation, Head, Run, attend, causal_forward, eager_mask, position_ids, rotary_tables, rotate_part, rotated_parts,
 };
-use crate::model::family::{Built, Dimensions, Model, Parameter, Parameters, matrix, names_of, vector};
+use crate::model::family::{
+    Built, Dimensions, Model, Parameter, Parameters, dotted_names, matrix, names_of, names_there, vector,
+};
 use crate::model::fields::{Fields, MAX_DIMENSION, MAX_HEADS, MAX_LAYERS};
 use crate::recipe::Recipe;
 use crate::step::shape::{Dim, Shape, Symbol};
@@ -145,9 +147,30 @@ impl Model for GptNeox {
         }
         all.extend([None, None]);
         if !self.tied {
-            all.push(Some("embed_out"));
+            all.push(Some("lm_head"));
         }
         all
+    }
+
+    fn parameter_names(&self) -> Vec<String> {
+        const NAMES: [&str; LAYER] = [
+            "input_layernorm.weight",
+            "input_layernorm.bias",
+            "post_attention_layernorm.weight",
+            "post_attention_layernorm.bias",
+            "attention.query_key_value.weight",
+            "attention.query_key_value.bias",
+            "attention.dense.weight",
+            "attention.dense.bias",
+            "mlp.dense_h_to_4h.weight",
+            "mlp.dense_h_to_4h.bias",
+            "mlp.dense_4h_to_h.weight",
+            "mlp.dense_4h_to_h.bias",
+        ];
+        let of_layer = |_| names_there(&NAMES, &self.layer_shapes());
+        let all: &[&str] = &["gpt_neox.final_layer_norm.weight", "gpt_neox.final_layer_norm.bias", "lm_head.weight"];
+        let after = if self.tied { &all[..2] } else { all };
+        dotted_names(&["gpt_neox.embed_in.weight"], ("gpt_neox.layers", self.layers), of_layer, after)
     }
 
     fn buffers(&self) -> Vec<u64> {

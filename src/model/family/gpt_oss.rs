@@ -11,7 +11,9 @@ use crate::model::family::common::{
 };
 use crate::model::family::experts::{Experts, Gate, Routed};
 use crate::model::family::rotary::olmo_norm;
-use crate::model::family::{Built, Dimensions, Model, Parameter, Parameters, matrix, names_of, vector};
+use crate::model::family::{
+    Built, Dimensions, Model, Parameter, Parameters, dotted_names, matrix, names_of, names_there, vector,
+};
 use crate::model::fields::{Fields, MAX_DIMENSION, MAX_HEADS, MAX_LAYERS};
 use crate::recipe::{Attention, Recipe};
 use crate::step::shape::{Dim, Shape, Symbol};
@@ -161,6 +163,32 @@ impl Model for GptOss {
             all.push(Some("lm_head"));
         }
         all
+    }
+
+    fn parameter_names(&self) -> Vec<String> {
+        const NAMES: [&str; at::COUNT] = [
+            "self_attn.sinks",
+            "self_attn.q_proj.weight",
+            "self_attn.q_proj.bias",
+            "self_attn.k_proj.weight",
+            "self_attn.k_proj.bias",
+            "self_attn.v_proj.weight",
+            "self_attn.v_proj.bias",
+            "self_attn.o_proj.weight",
+            "self_attn.o_proj.bias",
+            "mlp.router.weight",
+            "mlp.router.bias",
+            "mlp.experts.gate_up_proj",
+            "mlp.experts.gate_up_proj_bias",
+            "mlp.experts.down_proj",
+            "mlp.experts.down_proj_bias",
+            "input_layernorm.weight",
+            "post_attention_layernorm.weight",
+        ];
+        let of_layer = |_| names_there(&NAMES, &self.layer_shapes());
+        let all: &[&str] = &["model.norm.weight", "lm_head.weight"];
+        let after = if self.tied { &all[..1] } else { all };
+        dotted_names(&["model.embed_tokens.weight"], ("model.layers", self.layers()), of_layer, after)
     }
 
     fn buffers(&self) -> Vec<u64> {

@@ -11,7 +11,9 @@ use crate::model::family::common::{
     rotate, window_mask,
 };
 use crate::model::family::experts::{Experts, Gate, Routed};
-use crate::model::family::{Built, Dimensions, Model, Parameter, Parameters, dotted_names, matrix, names_of, vector};
+use crate::model::family::{
+    Built, Dimensions, Model, Parameter, Parameters, dotted_names, matrix, names_of, names_there, vector,
+};
 use crate::model::fields::{Fields, MAX_DIMENSION, MAX_HEADS, MAX_LAYERS};
 use crate::recipe::Recipe;
 use crate::step::shape::{Dim, Shape, Symbol};
@@ -387,10 +389,7 @@ impl Model for Decoder {
             "input_layernorm.weight",
             "post_attention_layernorm.weight",
         ];
-        let of_layer = |i: usize| {
-            let shapes = self.layer_shapes(i);
-            NAMES.iter().zip(&shapes).filter(|(_, shape)| shape.is_some()).map(|(name, _)| *name).collect()
-        };
+        let of_layer = |i: usize| names_there(&NAMES, &self.layer_shapes(i));
         let head: &[&str] = if self.tied { &["model.norm.weight"] } else { &["model.norm.weight", "lm_head.weight"] };
         dotted_names(&["model.embed_tokens.weight"], ("model.layers", self.layers), of_layer, head)
     }

@@ -220,6 +220,11 @@ pub(crate) fn names_of(
     there.into_iter()
 }
 
+/// The names of one layer's parameters: of `names` those whose place has a shape.
+pub(crate) fn names_there(names: &[&'static str], shapes: &[Option<Shape>]) -> Vec<&'static str> {
+    names.iter().zip(shapes).filter(|(_, shape)| shape.is_some()).map(|(name, _)| *name).collect()
+}
+
 /// The dotted names of a model's parameters: those before the layers, those of each layer under `prefix`, those after.
 pub(crate) fn dotted_names(
     before: &[&str],

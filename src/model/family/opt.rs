@@ -6,7 +6,9 @@ use serde_json::{Map, Value};
 
 use crate::issue::{Issue, IssueKind};
 use crate::model::family::common::{Activation, Head, Run, attend, causal_forward, eager_mask};
-use crate::model::family::{Built, Dimensions, Model, Parameter, Parameters, matrix, names_of, vector};
+use crate::model::family::{
+    Built, Dimensions, Model, Parameter, Parameters, dotted_names, matrix, names_of, names_there, vector,
+};
 use crate::model::fields::{Fields, MAX_DIMENSION, MAX_HEADS, MAX_LAYERS};
 use crate::recipe::Recipe;
 use crate::step::shape::{Dim, Shape, Symbol};
@@ -186,6 +188,38 @@ impl Model for Opt {
             all.push(Some("lm_head"));
         }
         all
+    }
+
+    fn parameter_names(&self) -> Vec<String> {
+        const NAMES: [&str; LAYER] = [
+            "self_attn.k_proj.weight",
+            "self_attn.k_proj.bias",
+            "self_attn.v_proj.weight",
+            "self_attn.v_proj.bias",
+            "self_attn.q_proj.weight",
+            "self_attn.q_proj.bias",
+            "self_attn.out_proj.weight",
+            "self_attn.out_proj.bias",
+            "self_attn_layer_norm.weight",
+            "self_attn_layer_norm.bias",
+            "fc1.weight",
+            "fc1.bias",
+            "fc2.weight",
+            "fc2.bias",
+            "final_layer_norm.weight",
+            "final_layer_norm.bias",
+        ];
+        const OUTER: [&str; 4] = [
+            "model.decoder.project_out.weight",
+            "model.decoder.project_in.weight",
+            "model.decoder.final_layer_norm.weight",
+            "model.decoder.final_layer_norm.bias",
+        ];
+        let of_layer = |_| names_there(&NAMES, &self.layer_shapes());
+        let mut before = vec!["model.decoder.embed_tokens.weight", "model.decoder.embed_positions.weight"];
+        before.extend(names_there(&OUTER, &self.outer_shapes()));
+        let after: &[&str] = if self.tied { &[] } else { &["lm_head.weight"] };
+        dotted_names(&before, ("model.decoder.layers", self.layers), of_layer, after)
     }
 
     fn buffers(&self) -> Vec<u64> {

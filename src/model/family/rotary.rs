@@ -10,7 +10,9 @@ use crate::model::family::common::{
     Activation, Head, Run, attend, causal_forward, eager_mask, gated_mlp, position_ids, rms_norm, rotary_tables,
     rotate, rotated_parts, window_mask,
 };
-use crate::model::family::{Built, Dimensions, Model, Parameter, Parameters, matrix, names_of, vector};
+use crate::model::family::{
+    Built, Dimensions, Model, Parameter, Parameters, dotted_names, matrix, names_of, names_there, vector,
+};
 use crate::model::fields::{Fields, MAX_DIMENSION, MAX_HEADS, MAX_LAYERS};
 use crate::recipe::Recipe;
 use crate::step::shape::{Dim, Shape, Symbol};
@@ -337,6 +339,56 @@ impl Model for Decoder {
             all.push(None);
         }
         all
+    }
+
+    fn parameter_names(&self) -> Vec<String> {
+        let mut names = [""; at::COUNT];
+        let mut pairs = |at: usize, both: [&'static str; 2]| names[at..at + 2].copy_from_slice(&both);
+        pairs(at::FUSED_OUT, ["self_attn.o_proj.weight", "self_attn.qkv_proj.weight"]);
+        pairs(at::Q, ["self_attn.q_proj.weight", "self_attn.q_proj.bias"]);
+        pairs(at::K, ["self_attn.k_proj.weight", "self_attn.k_proj.bias"]);
+        pairs(at::V, ["self_attn.v_proj.weight", "self_attn.v_proj.bias"]);
+        pairs(at::Q_NORM, ["self_attn.q_norm.weight", "self_attn.k_norm.weight"]);
+        pairs(at::GATE, ["mlp.gate_proj.weight", "mlp.up_proj.weight"]);
+        let (out, first, last) = match self.kind {
+            Kind::Phi => (
+                ["self_attn.dense.weight", "self_attn.dense.bias"],
+                ["mlp.fc1.weight", "mlp.fc1.bias"],
+                ["mlp.fc2.weight", "mlp.fc2.bias"],
+            ),
+            _ => (
+                ["self_attn.o_proj.weight", "self_attn.o_proj.bias"],
+                ["mlp.c_fc.weight", "mlp.c_fc.bias"],
+                match self.kind {
+                    Kind::Starcoder2 => ["mlp.c_proj.weight", "mlp.c_proj.bias"],
+                    _ => ["mlp.down_proj.weight", ""],
+                },
+            ),
+        };
+        pairs(at::OUT, out);
+        pairs(at::FIRST, first);
+        pairs(at::LAST, last);
+        let after_attention = ["post_attention_layernorm.weight", "post_attention_layernorm.bias"];
+        let (norm, second) = match self.kind {
+            Kind::Olmo2 => (after_attention, ["post_feedforward_layernorm.weight", ""]),
+            _ => (["input_layernorm.weight", "input_layernorm.bias"], after_attention),
+        };
+        pairs(at::NORM, norm);
+        pairs(at::SECOND_NORM, second);
+        names[at::GATE_UP] = "mlp.gate_up_proj.weight";
+        let of_layer = |_| names_there(&names, &self.layer_shapes());
+        let mut after = match self.kind {
+            Kind::Phi => vec!["model.final_layernorm.weight", "model.final_layernorm.bias"],
+            Kind::Starcoder2 => vec!["model.norm.weight", "model.norm.bias"],
+            Kind::Phi3 | Kind::Olmo2 => vec!["model.norm.weight"],
+        };
+        if !self.tied {
+            after.push("lm_head.weight");
+        }
+        if self.kind == Kind::Phi {
+            after.push("lm_head.bias");
+        }
+        dotted_names(&["model.embed_tokens.weight"], ("model.layers", self.layers), of_layer, &after)
     }
 
     fn buffers(&self) -> Vec<u64> {

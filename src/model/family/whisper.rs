@@ -10,7 +10,9 @@ use serde_json::{Map, Value};
 use crate::bill::{Instant, Part};
 use crate::issue::Issue;
 use crate::model::family::common::{Activation, AttentionPlan, Run, eager_mask, refuse_other_checkpointing};
-use crate::model::family::{Built, Dimensions, Model, Parameter, Parameters, matrix, names_of, vector};
+use crate::model::family::{
+    Built, Dimensions, Model, Parameter, Parameters, dotted_names, matrix, names_of, names_there, vector,
+};
 use crate::model::fields::{Fields, MAX_DIMENSION, MAX_HEADS, MAX_LAYERS};
 use crate::recipe::Recipe;
 use crate::step::ops::Window;
@@ -211,6 +213,50 @@ impl Model for Whisper {
 
     fn untrained(&self) -> Option<usize> {
         Some(ENCODER_POSITIONS)
+    }
+
+    fn parameter_names(&self) -> Vec<String> {
+        const NAMES: [&str; at::COUNT] = [
+            "self_attn.k_proj.weight",
+            "self_attn.v_proj.weight",
+            "self_attn.v_proj.bias",
+            "self_attn.q_proj.weight",
+            "self_attn.q_proj.bias",
+            "self_attn.out_proj.weight",
+            "self_attn.out_proj.bias",
+            "self_attn_layer_norm.weight",
+            "self_attn_layer_norm.bias",
+            "encoder_attn.k_proj.weight",
+            "encoder_attn.v_proj.weight",
+            "encoder_attn.v_proj.bias",
+            "encoder_attn.q_proj.weight",
+            "encoder_attn.q_proj.bias",
+            "encoder_attn.out_proj.weight",
+            "encoder_attn.out_proj.bias",
+            "encoder_attn_layer_norm.weight",
+            "encoder_attn_layer_norm.bias",
+            "fc1.weight",
+            "fc1.bias",
+            "fc2.weight",
+            "fc2.bias",
+            "final_layer_norm.weight",
+            "final_layer_norm.bias",
+        ];
+        const ENCODER: [&str; 5] = [
+            "model.encoder.conv1.weight",
+            "model.encoder.conv1.bias",
+            "model.encoder.conv2.weight",
+            "model.encoder.conv2.bias",
+            "model.encoder.embed_positions.weight",
+        ];
+        const DECODER: [&str; 2] = ["model.decoder.embed_tokens.weight", "model.decoder.embed_positions.weight"];
+        let of_layer = |decoder: bool| move |_| names_there(&NAMES, &self.layer_shapes(decoder));
+        let norm = ["model.encoder.layer_norm.weight", "model.encoder.layer_norm.bias"];
+        let mut all = dotted_names(&ENCODER, ("model.encoder.layers", self.layers[0]), of_layer(false), &norm);
+        let after = ["model.decoder.layer_norm.weight", "model.decoder.layer_norm.bias", "proj_out.weight"];
+        let after = if self.tied { &after[..2] } else { &after[..] };
+        all.extend(dotted_names(&DECODER, ("model.decoder.layers", self.layers[1]), of_layer(true), after));
+        all
     }
 
     fn buffers(&self) -> Vec<u64> {

@@ -178,6 +178,32 @@ impl Model for T5 {
         all
     }
 
+    fn parameter_names(&self) -> Vec<String> {
+        const ATTENTION: [&str; 4] = ["q", "k", "v", "o"];
+        const MLP: [&[&str]; 2] = [&["wi", "wo"], &["wi_0", "wi_1", "wo"]];
+        let mut all = vec![String::from("shared.weight")];
+        for (stack, layers, cross) in [("encoder", self.encoder_layers, false), ("decoder", self.decoder_layers, true)]
+        {
+            for i in 0..layers {
+                let mut place = 0;
+                let mut block = |module: &str, weights: &[&str], relative: bool| {
+                    let at = [stack, ".block.", &i.to_string(), ".layer.", &place.to_string(), "."].concat();
+                    all.extend(weights.iter().map(|w| [&at, module, ".", w, ".weight"].concat()));
+                    all.extend(relative.then(|| [&at, module, ".relative_attention_bias.weight"].concat()));
+                    all.push(at + "layer_norm.weight");
+                    place += 1;
+                };
+                block("SelfAttention", &ATTENTION, i == 0);
+                if cross {
+                    block("EncDecAttention", &ATTENTION, false);
+                }
+                block("DenseReluDense", MLP[usize::from(self.gated)], false);
+            }
+            all.push([stack, ".final_layer_norm.weight"].concat());
+        }
+        all
+    }
+
     fn buffers(&self) -> Vec<u64> {
         Vec::new()
     }
