@@ -9,8 +9,8 @@ use crate::bill::{self, Bill, Instant, Provenance, ProvenanceKind, Sources, Tier
 use crate::issue::{Issue, IssueKind};
 use crate::machine::{Capability, Hardware};
 use crate::model::{Model, ModelSource, ReadModel, presets, read_config};
-use crate::plan::{Framework, Plan};
-use crate::recipe::{Loss, Precision, SdpaBackend};
+use crate::plan::{Framework, Plan, Version};
+use crate::recipe::{LigerKernel, Loss, Precision, SdpaBackend};
 use crate::rule_of_thumb::{Thumb, rule_of_thumb};
 use crate::step::capacity::{SmallestCard, completes, smallest_card};
 use crate::step::ops::FLOAT8_MULTIPLE;
@@ -120,6 +120,7 @@ impl Job {
         issues.extend(versions::issues(&plan.framework, &plan.recipe, family));
         if let Some(read) = &model {
             issues.extend(read.model.refusals(&plan.recipe));
+            issues.extend(liger_issues(read.model.as_ref(), plan));
             issues.extend(crate::step::freeze::issues(read.model.as_ref(), &plan.recipe));
             if plan.recipe.loss != Loss::Hf && !read.model.is_causal_lm() {
                 let what = format!("another way to compute the loss of {}", read.model.family());
@@ -179,6 +180,33 @@ impl Job {
 }
 
 /// What FP8 products need: matrices whose sides are multiples of 16, and compute capability 8.9.
+/// What is wrong with the kernels of Liger's that the recipe asks for.
+fn liger_issues(model: &dyn Model, plan: &Plan) -> Vec<Issue> {
+    let recipe = &plan.recipe;
+    let asked = &recipe.liger;
+    if asked.is_empty() {
+        return Vec::new();
+    }
+    let known = model.liger();
+    let absent = asked.iter().filter(|kernel| !known.contains(kernel));
+    let mut wrong: Vec<String> =
+        absent.map(|k| format!("Liger's {} in the family {}", k.name(), model.family())).collect();
+    let mut refuse = |when: bool, what: &str| wrong.extend(when.then(|| what.into()));
+    refuse(plan.framework.transformers < Version(5, 0), "Liger's kernels with transformers before 5");
+    let fused = asked.contains(&LigerKernel::FusedLinearCrossEntropy);
+    refuse(
+        fused && asked.contains(&LigerKernel::CrossEntropy),
+        "Liger's cross-entropy beside its fused one, which Liger refuses",
+    );
+    refuse(recipe.loss != Loss::Hf, "another way to compute the loss beside Liger's kernels");
+    let on_head = recipe.lora.as_ref().is_some_and(|lora| lora.targets.iter().any(|name| name == "lm_head"));
+    refuse(fused && on_head, "adapters on a head that Liger's fused cross-entropy leaves out");
+    let prepared = recipe.quantization.as_ref().is_some_and(|quantization| quantization.prepare);
+    let autocast = matches!(recipe.precision, Some(Precision::AmpBf16 | Precision::AmpFp16));
+    refuse(prepared && !autocast, "Liger's kernels over FP32 norms without autocast");
+    wrong.into_iter().map(|what| Issue::new("recipe.liger", IssueKind::NotModelled { what })).collect()
+}
+
 fn float8_issues(model: &dyn Model, plan: &Plan, capability: Option<Capability>) -> Vec<Issue> {
     let mut issues = Vec::new();
     // Families whose matrices inside the layers are all weights of `nn.Linear`, each held against measured steps.

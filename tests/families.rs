@@ -133,3 +133,22 @@ fn parameters_have_the_names_that_transformers_gives_them() {
         assert_eq!(model.parameters().len(), recorded.parameters.len());
     }
 }
+
+/// What Liger has no kernel for, or none that is modelled here, is refused by name.
+#[test]
+fn absent_kernels_of_liger_are_refused() {
+    use vram_budget::recipe::LigerKernel;
+    let of = |preset: &str, kernels: &[LigerKernel]| {
+        let plan: vram_budget::plan::Plan = serde_json::from_value(serde_json::json!({
+            "version": 1, "model": { "preset": preset }, "recipe": { "liger": kernels },
+            "machine": { "gpu": { "catalogue": "H100 SXM5 80GB" } }
+        }))
+        .unwrap();
+        Job::of(&plan).map(drop).map_err(|issues| issues.into_iter().map(|i| i.field).collect::<Vec<_>>())
+    };
+    assert_eq!(of("llama-3.1-8b", &LigerKernel::DEFAULT), Ok(()));
+    assert_eq!(of("llama-3.1-8b", &LigerKernel::ALL), Err(vec!["recipe.liger".to_owned()]));
+    assert_eq!(of("mixtral-8x7b", &LigerKernel::DEFAULT), Err(vec!["recipe.liger".to_owned()]));
+    assert_eq!(of("mixtral-8x7b", &[LigerKernel::RmsNorm]), Ok(()));
+    assert_eq!(of("gpt2", &LigerKernel::DEFAULT).unwrap_err().len(), 4);
+}

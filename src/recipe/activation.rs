@@ -42,6 +42,44 @@ impl Checkpointing {
     }
 }
 
+/// A kernel of Liger's that runs in the place of what transformers writes in Python.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum LigerKernel {
+    /// Rotary embeddings, in place.
+    Rope,
+    /// RMSNorm as one operation.
+    RmsNorm,
+    /// The product of the MLP's gate and its other half as one operation (SwiGLU, GEGLU).
+    #[serde(alias = "geglu")]
+    Swiglu,
+    /// Cross-entropy over the logits in place.
+    CrossEntropy,
+    /// Head and cross-entropy in pieces, their gradients in forward: logits are never whole.
+    FusedLinearCrossEntropy,
+}
+
+impl LigerKernel {
+    /// What Liger applies unless told otherwise (`use_liger_kernel`).
+    pub const DEFAULT: [Self; 4] = [Self::Rope, Self::RmsNorm, Self::Swiglu, Self::FusedLinearCrossEntropy];
+    /// Every kernel.
+    pub const ALL: [Self; 5] =
+        [Self::Rope, Self::RmsNorm, Self::Swiglu, Self::FusedLinearCrossEntropy, Self::CrossEntropy];
+
+    /// The name in documents and on the command line.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Rope => "rope",
+            Self::RmsNorm => "rms_norm",
+            Self::Swiglu => "swiglu",
+            Self::CrossEntropy => "cross_entropy",
+            Self::FusedLinearCrossEntropy => "fused_linear_cross_entropy",
+        }
+    }
+}
+
 /// How the loss of a causal language model is computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]

@@ -8,7 +8,7 @@ mod quantization;
 
 use serde::{Deserialize, Serialize};
 
-pub use activation::{Checkpointing, Loss};
+pub use activation::{Checkpointing, LigerKernel, Loss};
 pub use adapter::{ALL_LINEAR, FloatName, Lora, LoraBias, MAX_LORA_RANK};
 pub use limits::{MAX_GRAD_ACCUM, MAX_LOSS_CHUNKS, MAX_MICRO_BATCH, MAX_SEQ_LEN};
 pub use optimizer::{Optimizer, OptimizerImpl, OptimizerName, ScaleType};
@@ -64,6 +64,9 @@ pub struct Recipe {
     pub zero_grad: Option<ZeroGrad>,
     /// How the loss is computed.
     pub loss: Loss,
+    /// Liger's kernels that run (`use_liger_kernel`); empty: none.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub liger: Vec<LigerKernel>,
     /// Names, or beginnings of names, of parameters that are not trained: `model.embed_tokens`, `model.layers.0`. Under
     /// checkpointing the input embedding's output is then made to need a gradient (`enable_input_require_grads`).
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -93,6 +96,7 @@ impl Default for Recipe {
             keep_outputs: false,
             zero_grad: None,
             loss: Loss::Hf,
+            liger: Vec::new(),
             freeze: Vec::new(),
             eval_after: false,
         }

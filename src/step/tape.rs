@@ -6,6 +6,7 @@ use core::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use crate::bill::{Instant, Part};
+use crate::recipe::LigerKernel;
 use crate::step::autograd::Node;
 use crate::step::checkpoint::Hooks;
 use crate::step::log::{Belongs, Event, Log, Mark};
@@ -53,6 +54,8 @@ pub(crate) struct State {
     /// Parameters that are on the device already, by their place among the model's.
     supplied: RefCell<Vec<Tensor>>,
     float8: Cell<bool>,
+    /// Which of Liger's kernels run, one bit each.
+    liger: Cell<u8>,
     pinned: RefCell<Vec<Pinned>>,
     training: Cell<bool>,
     /// Whether this is the thread that runs backward: it has cuBLAS handles of its own.
@@ -96,6 +99,7 @@ impl Tape {
             inputs_need_grad: Cell::new(false),
             supplied: RefCell::default(),
             float8: Cell::new(false),
+            liger: Cell::new(0),
             pinned: RefCell::default(),
             training: Cell::new(true),
             backward_thread: Cell::new(false),
@@ -257,6 +261,16 @@ impl Tape {
 
     pub(crate) fn converts_to_float8(&self) -> bool {
         self.0.float8.get()
+    }
+
+    /// `apply_liger_kernel`: these kernels of Liger's run in the place of what transformers writes in Python.
+    pub(crate) fn fuse(&self, kernels: &[LigerKernel]) {
+        self.0.liger.set(kernels.iter().fold(0, |all, kernel| all | 1 << *kernel as u8));
+    }
+
+    /// Whether this kernel of Liger's runs.
+    pub(crate) fn fuses(&self, kernel: LigerKernel) -> bool {
+        self.0.liger.get() & 1 << kernel as u8 != 0
     }
 
     /// Keeps something that the graph refers to, beside what backward releases, until [`Tape::take_pinned`] is dropped.

@@ -199,6 +199,7 @@ fn run(
     }
     tape.supply(Vec::new());
     tape.convert_to_float8(recipe.float8);
+    tape.fuse(&recipe.liger);
     let buffer = |n: u64| tape.empty(Shape::new(&[Dim::plain(n)]), Dtype::U8, Part::Weights, "buffer");
     let mut buffers: Vec<Tensor> = loaded.unwrap_or_else(|| {
         let after = if built.holds_buffers() { Vec::new() } else { model.buffer_bytes(weights) };

@@ -9,8 +9,8 @@ use vram_budget::machine::{CustomGpu, GpuChoice};
 use vram_budget::model::ModelSource;
 use vram_budget::plan::{Framework, PLAN_VERSION, Plan, Policy, Version};
 use vram_budget::recipe::{
-    Attention, Checkpointing, Ema, FloatName, Load, Lora, LoraBias, Loss, OptimizerImpl, OptimizerName, Precision,
-    QuantKind, Quantization, Recipe, ScaleType, SdpaBackend, ZeroGrad,
+    Attention, Checkpointing, Ema, FloatName, LigerKernel, Load, Lora, LoraBias, Loss, OptimizerImpl, OptimizerName,
+    Precision, QuantKind, Quantization, Recipe, ScaleType, SdpaBackend, ZeroGrad,
 };
 use vram_budget::units::{Bytes, parse_bytes};
 use vram_budget::versions::TrainerDefaults;
@@ -105,6 +105,12 @@ pub(crate) struct PlanArgs {
     /// Modules that are not trained, separated by commas, such as model.embed_tokens,model.layers.0
     #[arg(long, value_name = "NAMES", value_delimiter = ',', help_heading = "Recipe")]
     freeze: Option<Vec<String>>,
+    /// Runs kernels of Liger's in the place of what transformers writes in Python, as use_liger_kernel does; or those named
+    #[arg(long, value_name = "KERNELS", value_delimiter = ',', num_args = 0.., require_equals = true,
+        default_missing_value = "rope,rms_norm,swiglu,fused_linear_cross_entropy",
+        value_parser = named::<LigerKernel>(
+            &["rope", "rms_norm", "swiglu", "fused_linear_cross_entropy", "cross_entropy"]), help_heading = "Recipe")]
+    liger: Option<Vec<LigerKernel>>,
     /// A batch is evaluated after the steps
     #[arg(long, help_heading = "Recipe")]
     eval_after: bool,
@@ -323,6 +329,7 @@ impl PlanArgs {
         set(&mut recipe.checkpointing, self.checkpointing);
         set(&mut recipe.loss, self.loss);
         set(&mut recipe.freeze, self.freeze.clone());
+        set(&mut recipe.liger, self.liger.clone());
         recipe.eval_after |= self.eval_after;
         set(&mut recipe.micro_batch, self.micro_batch);
         set(&mut recipe.seq_len, self.seq_len);

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use crate::bill::{Instant, Part};
 use crate::issue::{Issue, IssueKind};
 use crate::model::fields::Fields;
-use crate::recipe::{Attention, Checkpointing, Loss, Recipe, SdpaBackend};
+use crate::recipe::{Attention, Checkpointing, LigerKernel, Loss, Recipe, SdpaBackend};
 use crate::step::checkpoint::{Layer, checkpointed, on_host, reentrant};
 use crate::step::ops::SdpaPath;
 use crate::step::shape::{Dim, Shape, Symbol};
@@ -163,6 +163,9 @@ fn gelu_new(t: &Tape, x: &Tensor) -> Tensor {
 
 /// RMSNorm written in Python, as in Llama: the mean square in FP32, the product with the weight in the input's dtype.
 pub(super) fn rms_norm(t: &Tape, x: &Tensor, weight: &Tensor) -> Tensor {
+    if t.fuses(LigerKernel::RmsNorm) {
+        return t.liger_rms_norm(x, weight, true);
+    }
     let dtype = x.dtype();
     let mut x = t.to(x, Dtype::F32);
     let variance = {
@@ -187,15 +190,22 @@ pub(super) fn rms_norm(t: &Tape, x: &Tensor, weight: &Tensor) -> Tensor {
 
 /// `down(act(gate(x)) × up(x))`, without biases.
 pub(super) fn gated_mlp(t: &Tape, x: &Tensor, [gate, up, down]: [&Tensor; 3], by: Activation) -> Tensor {
-    let product = {
-        let gate = {
-            let gate = t.linear(x, gate, None);
-            by.apply(t, &gate)
-        };
-        let up = t.linear(x, up, None);
-        product_of(t, gate, up)
-    };
+    let product = gated(t, by, [gate, up].map(|weight| || t.linear(x, weight, None)));
     t.linear(&product, down, None)
+}
+
+/// `act(gate()) × up()`.
+pub(super) fn gated(t: &Tape, by: Activation, [gate, up]: [impl FnOnce() -> Tensor; 2]) -> Tensor {
+    if t.fuses(LigerKernel::Swiglu) {
+        let (gate, up) = (gate(), up());
+        return t.liger_gated(&gate, &up);
+    }
+    let gate = {
+        let gate = gate();
+        by.apply(t, &gate)
+    };
+    let up = up();
+    product_of(t, gate, up)
 }
 
 /// `a * b` of two temporaries: Python releases an operator's operands from the left.
@@ -260,6 +270,15 @@ pub(super) fn rotate(t: &Tape, x: &Tensor, cos: &Tensor, sin: &Tensor) -> Tensor
     drop(direct);
     drop(turned);
     sum
+}
+
+/// Queries and keys rotated.
+pub(super) fn rotate_both(t: &Tape, q: &Tensor, k: &Tensor, tables: [&Tensor; 2]) -> (Tensor, Tensor) {
+    if t.fuses(LigerKernel::Rope) {
+        return t.liger_rope(q, k, tables);
+    }
+    let [cos, sin] = tables;
+    (rotate(t, q, cos, sin), rotate(t, k, cos, sin))
 }
 
 /// The first `rotary` dimensions of each head, and the rest, as views.
@@ -552,6 +571,19 @@ pub(super) fn causal_forward(
     let t = &run.tape;
     if run.loss == Loss::Hf {
         let hidden = hidden();
+        if t.fuses(LigerKernel::FusedLinearCrossEntropy) && t.training() {
+            t.enter(Instant::Loss);
+            let loss = t.scope("loss", || {
+                let (shifted, padded) = t.shifted_labels(labels);
+                let flat = t.reshape(&hidden, &[run.batch.times(run.seq), hidden.dim(2)]);
+                let loss = t.liger_linear_cross_entropy(&flat, head.weight, &shifted);
+                drop(padded);
+                drop(shifted);
+                drop((flat, hidden));
+                loss
+            });
+            return (loss.clone(), loss);
+        }
         let logits = t.scope("head", || head.logits(t, &hidden));
         t.enter(Instant::Loss);
         let out = t.scope("loss", || t.causal_lm_loss(logits, labels));

@@ -16,7 +16,7 @@ use crate::model::family::{
     Built, Dimensions, Model, Parameter, Parameters, dotted_names, matrix, names_of, names_there, vector,
 };
 use crate::model::fields::{Fields, MAX_DIMENSION, MAX_HEADS, MAX_LAYERS};
-use crate::recipe::{Attention, Precision, Recipe};
+use crate::recipe::{Attention, LigerKernel, Precision, Recipe};
 use crate::step::shape::{Dim, Shape, Symbol};
 use crate::step::tape::Tape;
 use crate::step::tensor::{Dtype, Tensor};
@@ -268,6 +268,11 @@ impl Model for DeepSeek {
         let mut all: Vec<u64> = (0..self.sparse_layers()).map(|_| self.experts).collect();
         all.extend([self.rotary / 2; 2]);
         all
+    }
+
+    fn liger(&self) -> &'static [LigerKernel] {
+        use LigerKernel as K;
+        &[K::RmsNorm, K::FusedLinearCrossEntropy, K::CrossEntropy]
     }
 
     fn dimensions(&self) -> Dimensions {

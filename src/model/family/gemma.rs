@@ -8,13 +8,13 @@ use serde_json::{Map, Value};
 use crate::issue::{Issue, IssueKind};
 use crate::model::family::common::{
     Activation, Attend, AttentionPlan, Head, Run, attend_by, causal_forward, eager_mask, gated_mlp, position_ids,
-    rotary_tables, rotate, window_mask,
+    rotary_tables, rotate_both, window_mask,
 };
 use crate::model::family::{
     Built, Dimensions, Model, Parameter, Parameters, dotted_names, matrix, names_of, names_there, vector,
 };
 use crate::model::fields::{Fields, MAX_DIMENSION, MAX_HEADS, MAX_LAYERS};
-use crate::recipe::{Attention, Loss, Recipe};
+use crate::recipe::{Attention, LigerKernel, Loss, Recipe};
 use crate::step::shape::{Dim, Shape, Symbol};
 use crate::step::tape::Tape;
 use crate::step::tensor::{Dtype, Tensor};
@@ -168,6 +168,36 @@ impl Gemma {
         ]
     }
 
+    /// RMSNorm in FP32 with the weight counted from one, cast back at the end.
+    fn rms_norm(&self, t: &Tape, x: &Tensor, weight: &Tensor) -> Tensor {
+        if t.fuses(LigerKernel::RmsNorm) {
+            // The later generations' residuals need the gradient that would be overwritten.
+            return t.liger_rms_norm(x, weight, self.generation == Generation::Gemma);
+        }
+        let mut out = {
+            let x = t.to(x, Dtype::F32);
+            let rstd = {
+                let shifted = {
+                    let mean = {
+                        let square = t.pow(&x);
+                        t.mean_last(&square)
+                    };
+                    t.add_scalar(&mean)
+                };
+                t.rsqrt(&shifted)
+            };
+            t.mul(&x, &rstd)
+        };
+        out = {
+            let shifted = {
+                let weight = t.to(weight, Dtype::F32);
+                t.add_scalar(&weight)
+            };
+            t.mul(&out, &shifted)
+        };
+        t.to(&out, x.dtype())
+    }
+
     /// Gemma 2 has no `sdpa` in transformers 5.24 (`_supports_sdpa`): without a choice it runs eager.
     fn run(&self, run: &Run) -> Run {
         match self.generation {
@@ -192,38 +222,12 @@ impl Layer {
         }
     }
     /// The norm, where the generation has it.
-    fn norm(&self, t: &Tape, x: Tensor, at: usize) -> Tensor {
+    fn norm(&self, p: &Gemma, t: &Tape, x: Tensor, at: usize) -> Tensor {
         match &self.0[at] {
-            Some(w) => rms_norm(t, &x, w),
+            Some(w) => p.rms_norm(t, &x, w),
             None => x,
         }
     }
-}
-
-/// RMSNorm in FP32 with the weight counted from one, cast back at the end.
-fn rms_norm(t: &Tape, x: &Tensor, weight: &Tensor) -> Tensor {
-    let mut out = {
-        let x = t.to(x, Dtype::F32);
-        let rstd = {
-            let shifted = {
-                let mean = {
-                    let square = t.pow(&x);
-                    t.mean_last(&square)
-                };
-                t.add_scalar(&mean)
-            };
-            t.rsqrt(&shifted)
-        };
-        t.mul(&x, &rstd)
-    };
-    out = {
-        let shifted = {
-            let weight = t.to(weight, Dtype::F32);
-            t.add_scalar(&weight)
-        };
-        t.mul(&out, &shifted)
-    };
-    t.to(&out, x.dtype())
 }
 
 impl Model for Gemma {
@@ -303,6 +307,10 @@ impl Model for Gemma {
             all.push(self.head / 2);
         }
         all
+    }
+
+    fn liger(&self) -> &'static [LigerKernel] {
+        &LigerKernel::ALL
     }
 
     fn dimensions(&self) -> Dimensions {
@@ -444,7 +452,7 @@ impl BuiltGemma {
             hidden = run.layer(i, &hidden, move |x| call.run(x));
         }
         t.set_layer(0);
-        let out = t.scope("final norm", || rms_norm(t, &hidden, &self.norm));
+        let out = t.scope("final norm", || p.rms_norm(t, &hidden, &self.norm));
         drop(hidden);
         drop(tables);
         drop(masks);
@@ -468,27 +476,27 @@ struct Call {
 
 impl Call {
     fn run(&self, x: &Tensor) -> Tensor {
-        let (t, w) = (&self.run.tape, &self.layer);
+        let (t, w, p) = (&self.run.tape, &self.layer, &self.plan);
         let sandwich = self.plan.generation != Generation::Gemma;
         let residual = x.clone();
-        let normed = t.scope("attention norm", || w.norm(t, x.clone(), 13));
+        let normed = t.scope("attention norm", || w.norm(p, t, x.clone(), 13));
         // The probabilities live in `_` until the layer returns.
         let (mut attended, probabilities) = t.scope("attention", || self.attention(&normed));
         drop(normed);
         if sandwich {
-            attended = t.scope("attention norm", || w.norm(t, attended, 14));
+            attended = t.scope("attention norm", || w.norm(p, t, attended, 14));
         }
         let hidden = t.scope("attention", || t.add(&residual, &attended));
         drop(attended);
         drop(residual);
-        let normed = t.scope("mlp norm", || w.norm(t, hidden.clone(), if sandwich { 15 } else { 14 }));
+        let normed = t.scope("mlp norm", || w.norm(p, t, hidden.clone(), if sandwich { 15 } else { 14 }));
         let mut fed = t.scope("mlp", || match [&w.0[10], &w.0[11], &w.0[12]] {
             [Some(gate), Some(up), Some(down)] => gated_mlp(t, &normed, [gate, up, down], self.plan.activation),
             _ => normed.clone(),
         });
         drop(normed);
         if sandwich {
-            fed = t.scope("mlp norm", || w.norm(t, fed, 16));
+            fed = t.scope("mlp norm", || w.norm(p, t, fed, 16));
         }
         let out = t.scope("mlp", || t.add(&hidden, &fed));
         drop(fed);
@@ -506,11 +514,11 @@ impl Call {
             t.transpose(&x, 1, 2)
         };
         let (q, k, v) = (heads(0, a), heads(2, g), heads(4, g));
-        let (q, k) = (w.norm(t, q, 8), w.norm(t, k, 9));
+        let (q, k) = (w.norm(p, t, q, 8), w.norm(p, t, k, 9));
         let (q, k) = {
             // Unsqueezed over the heads, as views.
             let (cos, sin) = (t.unsqueeze(&self.cos, 1), t.unsqueeze(&self.sin, 1));
-            let rotated = (rotate(t, &q, &cos, &sin), rotate(t, &k, &cos, &sin));
+            let rotated = rotate_both(t, &q, &k, [&cos, &sin]);
             drop(q);
             drop(k);
             rotated

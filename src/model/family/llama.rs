@@ -7,15 +7,15 @@ use serde_json::{Map, Value};
 
 use crate::issue::{Issue, IssueKind};
 use crate::model::family::common::{
-    Activation, Head, Run, attend, causal_forward, eager_mask, position_ids, product_of, rms_norm, rotary_tables,
-    rotate, window_mask,
+    Activation, Head, Run, attend, causal_forward, eager_mask, gated, position_ids, rms_norm, rotary_tables,
+    rotate_both, window_mask,
 };
 use crate::model::family::experts::{Experts, Gate, Routed};
 use crate::model::family::{
     Built, Dimensions, Model, Parameter, Parameters, dotted_names, matrix, names_of, names_there, vector,
 };
 use crate::model::fields::{Fields, MAX_DIMENSION, MAX_HEADS, MAX_LAYERS};
-use crate::recipe::Recipe;
+use crate::recipe::{LigerKernel, Recipe};
 use crate::step::shape::{Dim, Shape, Symbol};
 use crate::step::tape::Tape;
 use crate::step::tensor::{Dtype, Tensor};
@@ -394,6 +394,17 @@ impl Model for Decoder {
         dotted_names(&["model.embed_tokens.weight"], ("model.layers", self.layers), of_layer, head)
     }
 
+    fn liger(&self) -> &'static [LigerKernel] {
+        use LigerKernel as K;
+        match (self.family, &self.moe) {
+            // Mistral's cross-entropy is replaced where transformers 5 no longer looks for it.
+            ("mistral", _) => &LigerKernel::DEFAULT,
+            (_, None) => &LigerKernel::ALL,
+            // Experts run in a kernel of their own.
+            (_, Some(_)) => &[K::Rope, K::RmsNorm, K::FusedLinearCrossEntropy, K::CrossEntropy],
+        }
+    }
+
     fn routed_experts(&self) -> Option<(u64, u64)> {
         self.moe.as_ref().map(|moe| (moe.per_token, moe.experts))
     }
@@ -631,14 +642,7 @@ impl Call {
 
     fn mlp(&self, x: &Tensor) -> Tensor {
         let (t, w) = (&self.run.tape, &self.layer);
-        let product = {
-            let gate = {
-                let gate = w.linear(t, x, 10);
-                self.plan.activation.apply(t, &gate)
-            };
-            let up = w.linear(t, x, 12);
-            product_of(t, gate, up)
-        };
+        let product = gated(t, self.plan.activation, [10, 12].map(|at| move || w.linear(t, x, at)));
         w.linear(t, &product, 14)
     }
 
@@ -661,7 +665,7 @@ impl Call {
         let (q, k) = {
             // Unsqueezed over the heads, as views.
             let (cos, sin) = (t.unsqueeze(&self.cos, 1), t.unsqueeze(&self.sin, 1));
-            let rotated = (rotate(t, &q, &cos, &sin), rotate(t, &k, &cos, &sin));
+            let rotated = rotate_both(t, &q, &k, [&cos, &sin]);
             drop(q);
             drop(k);
             rotated

@@ -24,7 +24,7 @@ use core::fmt::Debug;
 use serde_json::{Map, Value};
 
 use crate::issue::Issue;
-use crate::recipe::Recipe;
+use crate::recipe::{LigerKernel, Recipe};
 use crate::step::shape::{Dim, Shape};
 use crate::step::tape::Tape;
 use crate::step::tensor::{Dtype, Tensor};
@@ -85,6 +85,10 @@ pub trait Model: Debug {
     /// Whether it is a causal language model whose head and loss can be computed otherwise than all at once.
     fn is_causal_lm(&self) -> bool {
         false
+    }
+    /// Which of Liger's kernels are modelled here, of those that Liger has for the family.
+    fn liger(&self) -> &'static [LigerKernel] {
+        &[]
     }
     /// The buffers, in FP32 elements each.
     fn buffers(&self) -> Vec<u64>;

@@ -8,13 +8,13 @@ use serde_json::{Map, Value};
 use crate::issue::Issue;
 use crate::model::family::common::{
     Activation, Head, Run, attend, causal_forward, eager_mask, gated_mlp, position_ids, rms_norm, rotary_tables,
-    rotate, rotated_parts, window_mask,
+    rotate, rotate_both, rotated_parts, window_mask,
 };
 use crate::model::family::{
     Built, Dimensions, Model, Parameter, Parameters, dotted_names, matrix, names_of, names_there, vector,
 };
 use crate::model::fields::{Fields, MAX_DIMENSION, MAX_HEADS, MAX_LAYERS};
-use crate::recipe::Recipe;
+use crate::recipe::{LigerKernel, Recipe};
 use crate::step::shape::{Dim, Shape, Symbol};
 use crate::step::tape::Tape;
 use crate::step::tensor::{Dtype, Tensor};
@@ -224,9 +224,11 @@ impl Decoder {
         all
     }
 
-    fn norm(&self, t: &Tape, x: &Tensor, [weight, bias]: [Option<&Tensor>; 2]) -> Tensor {
+    /// `last`: the norm after all layers.
+    fn norm(&self, t: &Tape, x: &Tensor, [weight, bias]: [Option<&Tensor>; 2], last: bool) -> Tensor {
         match (self.kind, weight, bias) {
             (_, Some(w), Some(b)) => t.layer_norm(x, w, b),
+            (Kind::Olmo2, Some(w), None) if t.fuses(LigerKernel::RmsNorm) => t.liger_rms_norm(x, w, last),
             (Kind::Olmo2, Some(w), None) => olmo_norm(t, x, w),
             (_, Some(w), None) => rms_norm(t, x, w),
             (_, None, _) => x.clone(),
@@ -396,6 +398,10 @@ impl Model for Decoder {
         vec![self.rotary / 2, self.rotary / 2]
     }
 
+    fn liger(&self) -> &'static [LigerKernel] {
+        if matches!(self.kind, Kind::Phi3 | Kind::Olmo2) { &LigerKernel::ALL } else { &[] }
+    }
+
     fn dimensions(&self) -> Dimensions {
         Dimensions {
             layers: self.layers,
@@ -520,7 +526,7 @@ impl BuiltDecoder {
         }
         t.set_layer(0);
         let norm = [self.norm[0].as_ref(), self.norm[1].as_ref()];
-        let out = t.scope("final norm", || p.norm(t, &hidden, norm));
+        let out = t.scope("final norm", || p.norm(t, &hidden, norm, true));
         drop(hidden);
         drop((cos, sin));
         drop(mask);
@@ -554,7 +560,7 @@ impl Call {
     /// Attention and MLP on the same normed input.
     fn parallel(&self, x: &Tensor) -> Tensor {
         let (t, w, p) = (&self.run.tape, &self.layer, &self.plan);
-        let normed = t.scope("attention norm", || p.norm(t, x, w.pair(at::NORM)));
+        let normed = t.scope("attention norm", || p.norm(t, x, w.pair(at::NORM), false));
         // The probabilities live in `_` until the layer returns.
         let (mut attended, probabilities) = t.scope("attention", || self.attention(&normed));
         attended = t.scope("attention", || t.dropout(&attended, p.residual_dropout));
@@ -575,7 +581,7 @@ impl Call {
         let (t, w, p) = (&self.run.tape, &self.layer, &self.plan);
         let dropped = |x: Tensor| if p.kind == Kind::Phi3 { t.dropout(&x, p.residual_dropout) } else { x };
         let residual = x.clone();
-        let normed = t.scope("attention norm", || p.norm(t, x, w.pair(at::NORM)));
+        let normed = t.scope("attention norm", || p.norm(t, x, w.pair(at::NORM), false));
         let (attended, probabilities) = t.scope("attention", || self.attention(&normed));
         drop(normed);
         let hidden = t.scope("attention", || {
@@ -584,7 +590,7 @@ impl Call {
         });
         drop(attended);
         drop(residual);
-        let normed = t.scope("mlp norm", || p.norm(t, &hidden, w.pair(at::SECOND_NORM)));
+        let normed = t.scope("mlp norm", || p.norm(t, &hidden, w.pair(at::SECOND_NORM), false));
         let fed = t.scope("mlp", || self.mlp(&normed));
         drop(normed);
         let out = t.scope("mlp", || {
@@ -600,11 +606,11 @@ impl Call {
     fn normed_after(&self, x: &Tensor) -> Tensor {
         let (t, w, p) = (&self.run.tape, &self.layer, &self.plan);
         let (mut attended, probabilities) = t.scope("attention", || self.attention(x));
-        attended = t.scope("attention norm", || p.norm(t, &attended, w.pair(at::NORM)));
+        attended = t.scope("attention norm", || p.norm(t, &attended, w.pair(at::NORM), false));
         let hidden = t.scope("attention", || t.add(x, &attended));
         drop(attended);
         let mut fed = t.scope("mlp", || self.mlp(&hidden));
-        fed = t.scope("mlp norm", || p.norm(t, &fed, w.pair(at::SECOND_NORM)));
+        fed = t.scope("mlp norm", || p.norm(t, &fed, w.pair(at::SECOND_NORM), false));
         let out = t.scope("mlp", || t.add(&hidden, &fed));
         drop(fed);
         drop(hidden);
@@ -621,7 +627,9 @@ impl Call {
             },
             Kind::Phi3 => {
                 let parts = t.split(&w.plain(t, x, at::GATE_UP), 2, p.f(), 2);
-                let product = {
+                let product = if t.fuses(LigerKernel::Swiglu) {
+                    t.liger_gated(&parts[0], &parts[1])
+                } else {
                     let gate = p.activation.apply(t, &parts[0]);
                     t.mul(&parts[1], &gate)
                 };
@@ -667,6 +675,11 @@ impl Call {
     fn rotated(&self, q: Tensor, k: Tensor) -> ([Tensor; 2], Vec<Tensor>) {
         let (t, p) = (&self.run.tape, &self.plan);
         let (cos, sin) = (t.unsqueeze(&self.cos, 1), t.unsqueeze(&self.sin, 1));
+        if t.fuses(LigerKernel::Rope) {
+            let (turned_q, turned_k) = rotate_both(t, &q, &k, [&cos, &sin]);
+            drop((q, k));
+            return ([turned_q, turned_k], Vec::new());
+        }
         let rotated = |x: &Tensor| rotate(t, x, &cos, &sin);
         match p.kind {
             Kind::Starcoder2 => {

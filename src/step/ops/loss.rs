@@ -2,6 +2,7 @@
 //! labels shifted instead of logits, log-softmax kept for backward. Before, the logits are shifted, as a copy, and become
 //! FP32 elsewhere ([`crate::versions`]).
 
+use crate::recipe::LigerKernel;
 use crate::step::autograd::Recorder;
 use crate::step::ops::pointwise::first;
 use crate::step::shape::{Dim, Shape};
@@ -46,6 +47,22 @@ impl Tape {
 
     fn loss_of_shifted_labels(&self, logits: &Tensor, labels: &Tensor) -> Tensor {
         let (b, s) = (labels.dim(0), labels.dim(1));
+        let (shifted, padded) = self.shifted_labels(labels);
+        let rows = b.times(s);
+        let flat = self.reshape(logits, &[rows, logits.dim(2)]);
+        let out = if self.fuses(LigerKernel::CrossEntropy) {
+            self.liger_cross_entropy(&flat, &shifted)
+        } else {
+            self.cross_entropy(&flat, &shifted)
+        };
+        drop(flat);
+        drop(padded);
+        out
+    }
+
+    /// The labels one place on, and what they were taken from.
+    pub(crate) fn shifted_labels(&self, labels: &Tensor) -> (Tensor, Tensor) {
+        let (b, s) = (labels.dim(0), labels.dim(1));
         let padded = self.temp(Shape::new(&[b, Dim::plain(s.n.saturating_add(1))]), Dtype::I64, "padded labels");
         // `padded[..., 1:].contiguous()`: one row alone is contiguous as it is.
         let shifted = if b.n == 1 {
@@ -53,12 +70,7 @@ impl Tape {
         } else {
             self.temp(*labels.shape(), Dtype::I64, "shifted labels")
         };
-        let rows = b.times(s);
-        let flat = self.reshape(logits, &[rows, logits.dim(2)]);
-        let out = self.cross_entropy(&flat, &shifted);
-        drop(flat);
-        drop(padded);
-        out
+        (shifted, padded)
     }
 
     /// `cross_entropy` of [rows, classes] against class numbers: `log_softmax` in the logits' own dtype, which it asks

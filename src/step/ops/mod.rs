@@ -11,6 +11,7 @@ mod embedding;
 mod float8;
 mod fused_4bit;
 mod image;
+mod liger;
 mod loss;
 mod math_attention;
 mod matmul;

@@ -45,6 +45,16 @@ impl Tape {
         out
     }
 
+    /// How many of a boolean tensor of these sizes are true: it is summed as 64-bit integers, a cast of it.
+    pub(crate) fn counted(&self, x: &Shape) -> Tensor {
+        let none = Shape::new(&[]);
+        let out = self.temp(none, Dtype::I64, "count");
+        let cast = self.temp(x.contiguous(), Dtype::I64, "cast");
+        self.reduce_pieces(Iter { accumulator: Dtype::I64.bytes(), ..Iter::new(x, &none, Dtype::I64.bytes()) });
+        drop(cast);
+        out
+    }
+
     fn reduce_pieces(&self, iter: Iter) {
         if !iter.fits_32_bits()
             && let Some((first, second)) = iter.halves()
