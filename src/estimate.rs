@@ -246,7 +246,8 @@ pub fn read_model(source: &ModelSource) -> Result<ReadModel, Vec<Issue>> {
     }
 }
 
-fn alloc_conf(framework: &Framework) -> Result<AllocConf, Vec<Issue>> {
+/// The plan's allocator settings, read as its PyTorch reads them.
+pub(crate) fn alloc_conf(framework: &Framework) -> Result<AllocConf, Vec<Issue>> {
     let text = framework.alloc_conf.as_deref().unwrap_or_default();
     AllocConf::parse(text, framework.pytorch).map_err(|found| {
         found
@@ -370,8 +371,9 @@ fn parted(mut readings: Readings, plan: &Plan, job: &Job, precision: Precision) 
     readings
 }
 
-/// What the card can give to the caching allocator, where that is known.
-fn usable(hardware: &Hardware) -> Option<Bytes> {
+/// What the card can give to the caching allocator, where that is known: its total less context and what others hold.
+#[must_use]
+pub fn usable(hardware: &Hardware) -> Option<Bytes> {
     let taken = hardware.context.as_ref()?.bytes.checked_add(hardware.in_use.unwrap_or_default())?;
     Some(hardware.capacity.as_ref()?.bytes.saturating_sub(taken))
 }

@@ -21,6 +21,7 @@ pub mod bill;
 mod data;
 pub mod decide;
 pub mod estimate;
+pub mod fragmentation;
 pub mod issue;
 pub mod machine;
 pub mod measure;

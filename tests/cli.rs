@@ -66,7 +66,7 @@ fn file(name: &str, text: &str) -> PathBuf {
 fn help_begins_with_examples_and_is_a_document() {
     let help = ok(&["--help"]);
     assert!(help.starts_with("Examples:\n  vram-budget estimate"), "{help}");
-    for subcommand in ["estimate", "probe", "validate", "schema"] {
+    for subcommand in ["estimate", "fragmentation", "probe", "validate", "schema"] {
         assert!(help.contains(subcommand));
         assert!(!ok(&[subcommand, "--help"]).is_empty());
     }
@@ -383,5 +383,41 @@ fn a_probe_finds_gpus_or_says_what_it_tried() {
             assert_eq!((code, done.out.as_str()), (3, ""));
             assert!(done.talk.contains("libnvidia-ml.so.1"), "{}", done.talk);
         }
+    }
+}
+
+#[test]
+fn a_run_over_many_lengths_is_replayed_under_every_setting() {
+    const RUN: [&str; 8] =
+        ["fragmentation", "gpt2", "--seq-len", "1024", "--lengths", "100,900,300,40,2000", "--steps", "6"];
+    let with = |more: &[&str]| ok(&[&RUN[..], more].concat());
+    let found: Value = serde_json::from_str(&with(&["--json", "--gpu-memory", "8 GiB", "-b", "2"])).unwrap();
+    // Pairs of the list, from its beginning again, none longer than a sequence may be.
+    assert_eq!(found["padded_lengths"], serde_json::json!([[900], [300], [1024], [900], [1024], [900]]));
+    let settings = found["settings"].as_array().unwrap();
+    let of = |name: &str| settings.iter().find(|s| s["setting"] == name).unwrap();
+    assert_eq!(settings.len(), 8);
+    for setting in settings {
+        let steps = setting["steps"].as_array().unwrap();
+        assert_eq!(steps.len(), 6, "{setting}");
+        assert_eq!(steps[0]["allocated"], steps[5]["allocated"], "{}", setting["setting"]);
+        assert_eq!(setting["on_cards"].as_array().unwrap().len(), 1);
+    }
+    let reserved = |name: &str| of(name)["peak_reserved"].as_u64().unwrap();
+    assert!(reserved("expandable_segments:True") < reserved("as planned"));
+    let text = with(&["--batching", "packed", "--gpu-memory", "1 GiB"]);
+    assert!(text.contains("padded to 1024 to 1024 tokens, 1 different lengths"), "{text}");
+    assert!(text.contains("runs out of memory"), "{text}");
+}
+
+#[test]
+fn wrong_lengths_are_rejected_by_field() {
+    let of = |more: &[&str]| run(&[&["fragmentation", "gpt2"][..], more].concat());
+    assert!(rejected(&of(&["--lengths", "uniform=9..3"])).contains("recipe.lengths.of.uniform.min"));
+    assert!(rejected(&of(&["--lengths", "log-normal=512,9"])).contains("recipe.lengths.of.log_normal.sigma"));
+    assert!(rejected(&of(&["--lengths", "fixed", "--steps", "0"])).contains("recipe.lengths.steps"));
+    assert!(rejected(&of(&["--lengths", "fixed", "--seq-len", "5000"])).contains("seq_len"));
+    for text in ["uniform=1", "log-normal=1", "3,x", "uniform=a..b"] {
+        assert_eq!(of(&["--lengths", text]).code, 2, "{text}");
     }
 }

@@ -28,6 +28,9 @@ impl Recipe {
                 issues.push(Issue::new(field, IssueKind::OutOfRange { min: 1, max, found: found.to_string() }));
             }
         }
+        if let Some(lengths) = &self.lengths {
+            issues.extend(lengths.issues(self.micro_batch.checked_mul(self.grad_accum)));
+        }
         if self.checkpointing == Checkpointing::Every(0) {
             let kind = IssueKind::OutOfRange { min: 1, max: MAX_SEQ_LEN, found: "0".into() };
             issues.push(Issue::new("recipe.checkpointing", kind));

@@ -2,6 +2,7 @@
 
 mod activation;
 mod adapter;
+mod lengths;
 mod limits;
 pub mod optimizer;
 mod quantization;
@@ -10,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 pub use activation::{Checkpointing, LigerKernel, Loss};
 pub use adapter::{ALL_LINEAR, FloatName, Lora, LoraBias, MAX_LORA_RANK};
+pub use lengths::{Batching, Distribution, Lengths};
 pub use limits::{MAX_GRAD_ACCUM, MAX_LOSS_CHUNKS, MAX_MICRO_BATCH, MAX_SEQ_LEN};
 pub use optimizer::{Optimizer, OptimizerImpl, OptimizerName, ScaleType};
 pub use quantization::{Load, QuantKind, Quantization};
@@ -36,6 +38,10 @@ pub struct Recipe {
     /// Tokens per sequence, padding included.
     #[serde(alias = "seq")]
     pub seq_len: u64,
+    /// How long the sequences of a run are, for what many steps do to the allocator. `None`: all of `seq_len`. What is said of
+    /// one step is said of one at `seq_len`, which none is longer than.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lengths: Option<Lengths>,
     /// Tokens per decoder sequence, of models with an encoder and a decoder. `None`: as `seq_len`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dec_seq: Option<u64>,
@@ -85,6 +91,7 @@ impl Default for Recipe {
             checkpointing: Checkpointing::None,
             micro_batch: 1,
             seq_len: 512,
+            lengths: None,
             dec_seq: None,
             grad_accum: 1,
             lora: None,

@@ -192,6 +192,13 @@ fn run(
         loaded.buffers
     });
     let built = model.build(&tape, weights);
+    // A head is made before it is tied to the table of words, and goes away then. A measurement empties the cache after it.
+    if loaded.is_none()
+        && let Some(words) = model.parameters().iter().find(|p| of_vocabulary(p)).filter(|p| p.linear)
+    {
+        drop(tape.empty(words.shape, weights, Part::Weights, "untied head"));
+        tape.empty_cache();
+    }
     for (w, table) in built.weights().iter().zip(tables(&model.parameters())) {
         if let Some(leaf) = w.leaf() {
             leaf.table.set(table);
@@ -248,9 +255,13 @@ fn run(
     Ok(Walk { events, tensors, repeats: 0, middle: 0 })
 }
 
+/// Whether its rows are the vocabulary's.
+fn of_vocabulary(p: &Parameter) -> bool {
+    p.shape.rank() == 2 && p.shape.dims()[0].sym == Dim::named(1, Symbol::V).sym
+}
+
 /// What each parameter of the model is: a table, the output head, or neither.
 pub(crate) fn tables(parameters: &[Parameter]) -> impl Iterator<Item = Table> {
-    let of_vocabulary = |p: &Parameter| p.shape.rank() == 2 && p.shape.dims()[0].sym == Dim::named(1, Symbol::V).sym;
     // The first one looks words up, and is the head too where that is tied to it.
     let words = parameters.iter().position(of_vocabulary);
     parameters.iter().enumerate().map(move |(at, p)| match of_vocabulary(p) {

@@ -6,6 +6,7 @@
 
 mod estimate;
 mod exit;
+mod fragmentation;
 mod input;
 mod plan_args;
 mod probe;
@@ -29,6 +30,7 @@ const EXAMPLES: &str = "Examples:
   vram-budget estimate llama-3.1-8b --gpu 'RTX 4090' --precision pure_bf16 --seq-len 2048
   vram-budget estimate --config config.json --gpu 'A100 SXM4 80GB' --micro-batch 4 --json
   vram-budget estimate --plan plan.json --measured measured.json
+  vram-budget fragmentation llama-3.2-1b --lengths log-normal=512,0.7 --seq-len 2048 --gpu 'RTX 4090'
   vram-budget probe > machine.json
   vram-budget validate cases.jsonl";
 
@@ -36,6 +38,8 @@ const EXAMPLES: &str = "Examples:
 enum Command {
     /// Estimate a training job: the bill, the verdict, what to change
     Estimate(Box<estimate::Args>),
+    /// Replay a run of many steps over sequences of many lengths: how reserved memory grows, and which advice helps
+    Fragmentation(Box<fragmentation::Args>),
     /// Write this machine's GPUs as a measurement document
     Probe(probe::Args),
     /// Predict measured cases and say how far off the predictions are
@@ -57,6 +61,7 @@ fn main() -> ExitCode {
     };
     let done = match cli.command {
         Command::Estimate(args) => estimate::run(&args),
+        Command::Fragmentation(args) => fragmentation::run(&args),
         Command::Probe(args) => probe::run(&args),
         Command::Validate(args) => validate::run(&args),
         Command::Replay(args) => replay::run(&args),

@@ -9,8 +9,8 @@ use vram_budget::machine::{CustomGpu, GpuChoice};
 use vram_budget::model::ModelSource;
 use vram_budget::plan::{Framework, PLAN_VERSION, Plan, Policy, Version};
 use vram_budget::recipe::{
-    Attention, Checkpointing, Ema, FloatName, LigerKernel, Load, Lora, LoraBias, Loss, OptimizerImpl, OptimizerName,
-    Precision, QuantKind, Quantization, Recipe, ScaleType, SdpaBackend, ZeroGrad,
+    Attention, Batching, Checkpointing, Distribution, Ema, FloatName, Lengths, LigerKernel, Load, Lora, LoraBias, Loss,
+    OptimizerImpl, OptimizerName, Precision, QuantKind, Quantization, Recipe, ScaleType, SdpaBackend, ZeroGrad,
 };
 use vram_budget::units::{Bytes, parse_bytes};
 use vram_budget::versions::TrainerDefaults;
@@ -120,6 +120,25 @@ pub(crate) struct PlanArgs {
     /// Tokens per sequence [default: 512]
     #[arg(long, short = 's', value_name = "N", help_heading = "Recipe")]
     seq_len: Option<u64>,
+    /// Lengths of a run's sequences, each at most --seq-len, for `fragmentation`: fixed, uniform=MIN..MAX,
+    /// log-normal=MEDIAN,SIGMA, a list such as 307,1237,1300, or a file of such
+    #[arg(long, value_name = "LENGTHS", value_parser = distribution, help_heading = "Lengths")]
+    lengths: Option<Distribution>,
+    /// How batches are made of them [default: padded]
+    #[arg(long, value_parser = named::<Batching>(&["padded", "bucketed", "packed"]), help_heading = "Lengths")]
+    batching: Option<Batching>,
+    /// Pads batches to a multiple of this [default: 1]
+    #[arg(long, value_name = "N", help_heading = "Lengths")]
+    pad_to_multiple_of: Option<u64>,
+    /// The longest batch comes first
+    #[arg(long, help_heading = "Lengths")]
+    longest_first: bool,
+    /// Optimizer steps [default: 300]
+    #[arg(long, value_name = "N", help_heading = "Lengths")]
+    steps: Option<u64>,
+    /// Another seed draws other lengths [default: 0]
+    #[arg(long, value_name = "N", help_heading = "Lengths")]
+    seed: Option<u64>,
     /// Micro-batches per optimizer step [default: 1]
     #[arg(long, value_name = "N", help_heading = "Recipe")]
     grad_accum: Option<u64>,
@@ -238,6 +257,31 @@ fn numbered<T: DeserializeOwned>(text: &str) -> Result<T, String> {
     serde_json::from_value(value).map_err(|error| error.to_string())
 }
 
+/// Where lengths come from.
+fn distribution(text: &str) -> Result<Distribution, String> {
+    let number = |text: &str| text.trim().parse().map_err(|_| format!("`{text}` is not a whole number of tokens"));
+    let list = |text: &str| {
+        let numbers = text.split(|c: char| c == ',' || c.is_whitespace()).filter(|n| !n.is_empty());
+        numbers.map(number).collect::<Result<Vec<u64>, _>>().map(Distribution::List)
+    };
+    if text == "fixed" {
+        return Ok(Distribution::Fixed);
+    }
+    if let Some(range) = text.strip_prefix("uniform=") {
+        let (min, max) = range.split_once("..").ok_or("write uniform=MIN..MAX")?;
+        return Ok(Distribution::Uniform { min: number(min)?, max: number(max)? });
+    }
+    if let Some(shape) = text.strip_prefix("log-normal=") {
+        let (median, sigma) = shape.split_once(',').ok_or("write log-normal=MEDIAN,SIGMA")?;
+        let sigma = sigma.trim().parse().map_err(|_| format!("`{sigma}` is not a number"))?;
+        return Ok(Distribution::LogNormal { median: number(median)?, sigma });
+    }
+    if text.starts_with(|c: char| c.is_ascii_digit()) {
+        return list(text);
+    }
+    list(&input::document(Path::new(text)).map_err(|error| format!("{error:#}"))?)
+}
+
 fn precision() -> impl TypedValueParser<Value = Choice<Precision>> {
     let names = Precision::ALL.map(Precision::name).into_iter().chain(["unknown"]);
     PossibleValuesParser::new(names)
@@ -334,6 +378,7 @@ impl PlanArgs {
         set(&mut recipe.micro_batch, self.micro_batch);
         set(&mut recipe.seq_len, self.seq_len);
         set(&mut recipe.grad_accum, self.grad_accum);
+        self.change_lengths(recipe);
         if let Some(r) = self.lora_rank {
             // peft's own defaults for Llama-class models.
             let default = || vec!["q_proj".into(), "v_proj".into()];
@@ -354,6 +399,26 @@ impl PlanArgs {
         replace(&mut recipe.clip_grad, self.clip_grad);
         recipe.keep_outputs |= self.keep_outputs;
         replace(&mut recipe.zero_grad, self.zero_grad);
+    }
+}
+
+impl PlanArgs {
+    fn change_lengths(&self, recipe: &mut Recipe) {
+        let any = self.lengths.is_some()
+            || self.batching.is_some()
+            || self.pad_to_multiple_of.is_some()
+            || self.longest_first
+            || self.steps.is_some()
+            || self.seed.is_some();
+        if any {
+            let lengths = recipe.lengths.get_or_insert_with(|| Lengths::new(Distribution::Fixed));
+            set(&mut lengths.of, self.lengths.clone());
+            set(&mut lengths.batching, self.batching);
+            set(&mut lengths.pad_to_multiple_of, self.pad_to_multiple_of);
+            lengths.longest_first |= self.longest_first;
+            set(&mut lengths.steps, self.steps);
+            set(&mut lengths.seed, self.seed);
+        }
     }
 }
 

@@ -1,0 +1,15 @@
+//! A run that fits at its first step and fails at its thousandth: training loops over batches of many lengths, each
+//! step walked at its own length, and all of them replayed on one allocator.
+//!
+//! ```text
+//! lengths ─► batches ─► a walk per distinct length, cut where steps join ─► one allocator ─► reserved, step by step
+//! ```
+
+mod compare;
+mod draw;
+mod piece;
+mod run;
+
+pub use compare::{ADVICE, Comparison, End, Outcome, Setting};
+pub use draw::steps;
+pub use run::{Program, Run, StepFigures};
