@@ -113,6 +113,7 @@ impl Job {
     /// Every issue of the plan, one per field.
     pub fn of(plan: &Plan) -> Result<Self, Vec<Issue>> {
         let mut issues = plan.recipe.issues();
+        issues.extend(plan.parallel.issues());
         let model = read_model(&plan.model).map_err(|found| issues.extend(found)).ok();
         let hardware = plan.machine.resolve().map_err(|found| issues.extend(found)).ok();
         let alloc_conf = alloc_conf(&plan.framework).map_err(|found| issues.extend(found)).ok();
@@ -131,6 +132,7 @@ impl Job {
                 issues.push(Issue::new("recipe.sdpa_backend", IssueKind::NotModelled { what }));
             }
             issues.extend(crate::step::load::issues(read.model.as_ref(), &plan.recipe));
+            issues.extend(crate::step::parallel::refusals(read.model.as_ref(), plan));
             if plan.recipe.float8 {
                 issues.extend(float8_issues(read.model.as_ref(), plan, hardware.as_ref().and_then(|h| h.capability)));
             }
@@ -152,13 +154,19 @@ impl Job {
         }
     }
 
+    /// The allocator's settings.
+    #[must_use]
+    pub fn config(&self, plan: &Plan) -> Config {
+        let events_pending = plan.parallel.slow_device;
+        Config { alloc_conf: self.alloc_conf.clone(), events_pending, ..Config::new(plan.framework.pytorch) }
+    }
+
     /// Walks two steps: the first creates the optimizer's states, the second is the steady one.
     ///
     /// # Errors
     /// [`IssueKind::TooLarge`] when a tensor exceeds what the arithmetic carries.
     pub fn walk(&self, plan: &Plan, precision: Precision) -> Result<Walk, Vec<Issue>> {
-        walk(self.model.as_ref(), &plan.recipe, precision, self.device, &plan.framework, Steps::FirstAndSteady)
-            .map_err(too_large)
+        walk(self.model.as_ref(), plan, precision, self.device, Steps::FirstAndSteady).map_err(too_large)
     }
 
     /// As [`Job::walk`], of identical layers only a few: enough for the replay.
@@ -166,8 +174,7 @@ impl Job {
     /// # Errors
     /// [`IssueKind::TooLarge`] when a tensor exceeds what the arithmetic carries.
     pub fn walk_short(&self, plan: &Plan, precision: Precision) -> Result<Walk, Vec<Issue>> {
-        walk_short(self.model.as_ref(), &plan.recipe, precision, self.device, &plan.framework, Steps::FirstAndSteady)
-            .map_err(too_large)
+        walk_short(self.model.as_ref(), plan, precision, self.device, Steps::FirstAndSteady).map_err(too_large)
     }
 
     /// Walks one steady step, of identical layers only a few: enough for the bill.
@@ -175,7 +182,7 @@ impl Job {
     /// # Errors
     /// [`IssueKind::TooLarge`] when a tensor exceeds what the arithmetic carries.
     pub fn walk_steady(&self, plan: &Plan, precision: Precision) -> Result<Walk, Vec<Issue>> {
-        walk_steady(self.model.as_ref(), &plan.recipe, precision, self.device, &plan.framework).map_err(too_large)
+        walk_steady(self.model.as_ref(), plan, precision, self.device).map_err(too_large)
     }
 }
 
@@ -297,7 +304,7 @@ pub fn estimate(plan: &Plan) -> Result<Estimate, Vec<Issue>> {
         return Ok(rule_of_thumb(Thumb::of(plan, job.model.as_ref())));
     }
     let walk = job.walk_short(plan, precision)?;
-    let config = Config { alloc_conf: job.alloc_conf.clone(), ..Config::new(plan.framework.pytorch) };
+    let config = job.config(plan);
     // Without a limit nothing can fail, save a request beyond what PyTorch itself accepts.
     let readings = replay(&walk, &config).map_err(|_| vec![Issue::new("recipe", IssueKind::TooLarge)])?;
     let readings = parted(readings, plan, &job, precision);
@@ -407,7 +414,7 @@ pub fn smallest_card_of(plan: &Plan) -> Result<SmallestCard, Vec<Issue>> {
     let job = Job::of(plan)?;
     let precision = plan.recipe.precision.filter(|p| *p != Precision::RuleOfThumb).unwrap_or(Precision::AmpBf16);
     let walk = job.walk_short(plan, precision)?;
-    let config = Config { alloc_conf: job.alloc_conf.clone(), ..Config::new(plan.framework.pytorch) };
+    let config = job.config(plan);
     let readings = replay(&walk, &config).map_err(|_| vec![Issue::new("recipe", IssueKind::TooLarge)])?;
     Ok(smallest_card(&walk, &config, &readings))
 }

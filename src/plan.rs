@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::machine::Machine;
 use crate::model::ModelSource;
-use crate::recipe::Recipe;
+use crate::recipe::{Parallel, Recipe};
 
 /// The version of the plan document that this build writes.
 pub const PLAN_VERSION: u32 = 1;
@@ -24,6 +24,9 @@ pub struct Plan {
     /// How it is trained.
     #[serde(default)]
     pub recipe: Recipe,
+    /// How it is spread over GPUs.
+    #[serde(default, skip_serializing_if = "Parallel::is_single")]
+    pub parallel: Parallel,
     /// What it runs on.
     #[serde(default)]
     pub machine: Machine,

@@ -21,6 +21,7 @@ fn preset(name: &str, precision: Precision, gpu: Option<&str>) -> Plan {
         version: PLAN_VERSION,
         model: ModelSource::Preset(name.into()),
         recipe: Recipe { precision: Some(precision), ..Recipe::default() },
+        parallel: Default::default(),
         machine: Machine { gpu: gpu.map(|g| GpuChoice::Catalogue(g.into())), ..Machine::default() },
         framework: Framework::default(),
         policy: Policy::default(),

@@ -104,8 +104,8 @@ fn repeating_a_layer_tells_the_same_as_writing_all_out() {
         let model = job.model.as_ref();
         let steps = Steps::FirstAndSteady;
         let config = Config { alloc_conf: job.alloc_conf.clone(), ..Config::new(plan.framework.pytorch) };
-        let short = walk(model, &plan.recipe, precision, job.device, &plan.framework, steps).unwrap();
-        let long = walk_literally(model, &plan.recipe, precision, job.device, &plan.framework, steps).unwrap();
+        let short = walk(model, &plan, precision, job.device, steps).unwrap();
+        let long = walk_literally(model, &plan, precision, job.device, steps).unwrap();
         let figures = |w| {
             let r = replay(w, &config).unwrap();
             (r.max_requested, r.max_allocated, r.max_reserved, r.optimizer_state)

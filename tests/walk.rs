@@ -19,6 +19,7 @@ fn plan(config: serde_json::Value, recipe: Recipe) -> Plan {
         version: PLAN_VERSION,
         model: ModelSource::Config(config),
         recipe,
+        parallel: Default::default(),
         machine: Default::default(),
         framework: Framework::default(),
         policy: Policy::default(),
@@ -195,9 +196,9 @@ proptest! {
         let plan = plan(if gpt { gpt2(layers, 64) } else { llama(layers, 64) }, recipe);
         let precision = plan.recipe.precision.unwrap();
         let job = Job::of(&plan).unwrap();
-        let literal = walk_literally(job.model.as_ref(), &plan.recipe, precision, job.device, &plan.framework, Steps::FirstAndSteady).unwrap();
+        let literal = walk_literally(job.model.as_ref(), &plan, precision, job.device, Steps::FirstAndSteady).unwrap();
         prop_assert_eq!(story(&literal), story(&job.walk(&plan, precision).unwrap()));
-        let short = walk_short(job.model.as_ref(), &plan.recipe, precision, job.device, &plan.framework, Steps::FirstAndSteady).unwrap();
+        let short = walk_short(job.model.as_ref(), &plan, precision, job.device, Steps::FirstAndSteady).unwrap();
         // One of three walked layers is repeated, or, where those do not tell, one of five.
         let expected = if alike { [layers - 3, layers - 5] } else { [0, 0] };
         prop_assert!(expected.contains(&short.repeats), "{} of {layers}", short.repeats);
@@ -268,15 +269,7 @@ fn measured_recipes_equal_layers_written_out() {
             continue;
         }
         repeated += 1;
-        let literal = walk_literally(
-            job.model.as_ref(),
-            &plan.recipe,
-            precision,
-            job.device,
-            &plan.framework,
-            Steps::FirstAndSteady,
-        )
-        .unwrap();
+        let literal = walk_literally(job.model.as_ref(), &plan, precision, job.device, Steps::FirstAndSteady).unwrap();
         assert!(story(&literal) == story(&expand(&short)), "{}", case.id);
         let columns = |w: &Walk| bill(w, Vec::new(), sources()).0.columns.iter().map(|c| c.parts).collect::<Vec<_>>();
         assert_eq!(columns(&literal), columns(&short), "{}", case.id);

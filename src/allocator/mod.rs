@@ -77,13 +77,15 @@ pub struct Config {
     /// `set_per_process_memory_fraction`, as a share of `total_bytes`. `None`: not called. Means nothing on a device
     /// without limit.
     pub fraction: Option<f64>,
+    /// Whether no event of another stream has passed before the host waits for the device.
+    pub events_pending: bool,
 }
 
 impl Config {
     /// PyTorch `version` with its defaults on a device without limit.
     #[must_use]
     pub fn new(version: Version) -> Self {
-        Self { version, total_bytes: None, alloc_conf: AllocConf::default(), fraction: None }
+        Self { version, total_bytes: None, alloc_conf: AllocConf::default(), fraction: None, events_pending: false }
     }
 }
 
@@ -132,6 +134,7 @@ impl Allocator {
         if let Some(fraction) = config.fraction.or(config.alloc_conf.per_process_memory_fraction) {
             new.set_fraction(fraction);
         }
+        new.set_events_pending(config.events_pending);
         new
     }
 

@@ -14,6 +14,8 @@ pub(super) struct CrossStream {
     pending: Vec<u32>,
     /// Recorded events have not finished, until told otherwise.
     unfinished: bool,
+    /// Of these the first so many have.
+    passed: usize,
 }
 
 impl Allocator {
@@ -36,6 +38,11 @@ impl Allocator {
         self.cross_stream.unfinished = pending;
     }
 
+    /// The host has waited for the device: every event has passed, and the next allocation finds it so.
+    pub fn finish_pending(&mut self) {
+        self.cross_stream.passed = self.cross_stream.pending.len();
+    }
+
     /// The freed block waits for every other stream that used it.
     pub(super) fn wait_for_streams(&mut self, block: u32) {
         let uses = self.cross_stream.uses.remove(&block).unwrap_or_default();
@@ -50,14 +57,21 @@ impl Allocator {
     /// Every allocation first takes back the blocks whose events have finished.
     #[inline]
     pub(super) fn poll_events(&mut self) {
-        if !self.cross_stream.pending.is_empty() && !self.cross_stream.unfinished && !self.flush_is_blocked() {
-            self.finish_events();
+        if !self.cross_stream.pending.is_empty() && !self.flush_is_blocked() {
+            let all = self.cross_stream.pending.len();
+            self.finish_first(if self.cross_stream.unfinished { self.cross_stream.passed } else { all });
         }
     }
 
     /// Waits for all events.
     pub(super) fn finish_events(&mut self) {
-        for block in core::mem::take(&mut self.cross_stream.pending) {
+        self.finish_first(self.cross_stream.pending.len());
+    }
+
+    fn finish_first(&mut self, n: usize) {
+        self.cross_stream.passed = 0;
+        let rest = self.cross_stream.pending.split_off(n);
+        for block in core::mem::replace(&mut self.cross_stream.pending, rest) {
             let b = &mut self.blocks[block];
             b.events -= 1;
             if b.events == 0 {

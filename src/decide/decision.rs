@@ -109,6 +109,10 @@ impl<'a> Situated<'a> {
 
     fn throughput(&self) -> Option<Throughput> {
         let run = self.runs.dearest();
+        // What ranks say to each other takes time that is not modelled.
+        if !run.plan.parallel.is_single() {
+            return None;
+        }
         throughput::rough(&Work::of(&run.plan)?, &run.plan.recipe, &self.hardware)
     }
 

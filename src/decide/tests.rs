@@ -48,6 +48,7 @@ fn plan(memory: u64) -> Plan {
         version: PLAN_VERSION,
         model: ModelSource::Preset("llama-2-7b".into()),
         recipe: Recipe::default(),
+        parallel: Default::default(),
         machine: Machine {
             gpu: Some(GpuChoice::Custom(CustomGpu {
                 name: "card".into(),

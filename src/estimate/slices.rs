@@ -42,7 +42,7 @@ impl Slices {
     /// Every issue of the plan, one per field.
     pub fn of(plan: &Plan) -> Result<Self, Vec<Issue>> {
         let job = Job::of(plan)?;
-        let config = Config { alloc_conf: job.alloc_conf.clone(), ..Config::new(plan.framework.pytorch) };
+        let config = job.config(plan);
         let precision = plan.recipe.precision.unwrap_or(Precision::AmpBf16);
         Ok(Self { plan: plan.clone(), job, precision, config, replay: None, read: None })
     }

@@ -1,6 +1,8 @@
 //! A measured training step as the reference files write it, one a line: `{"id", "case": {"model", "recipe",
-//! "device"}, "result"}`. The case becomes a plan, strictly: what this program does not model refuses the case. The
-//! result becomes readings.
+//! "device"}, "result"}`, with a `parallel` beside them where ranks shared the job. The case becomes a plan, strictly: what
+//! this program does not model refuses the case. The result becomes readings.
+
+mod layout;
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -10,7 +12,7 @@ use crate::machine::{CustomGpu, GpuChoice, Machine};
 use crate::measure::{EvalReading, Figure, Reading, ReadingName, Scope, StepReading, Which};
 use crate::model::ModelSource;
 use crate::plan::{Framework, PLAN_VERSION, Plan, Policy, Version};
-use crate::recipe::{Optimizer, Recipe};
+use crate::recipe::{Optimizer, Parallel, Recipe};
 use crate::units::Bytes;
 
 /// A measured case.
@@ -18,7 +20,7 @@ use crate::units::Bytes;
 pub struct Case {
     /// Its name in the file.
     pub id: String,
-    /// The model's family: its `model_type`, or its architecture where it has none.
+    /// The model's family: its `model_type`, or its architecture where it has none; where ranks shared the job, how.
     pub family: String,
     /// What was run, as a plan; or everything of its model and its recipe that is not modelled.
     pub plan: Result<Plan, Vec<Issue>>,
@@ -40,7 +42,11 @@ struct RawCase {
 struct RawSetup {
     model: Map<String, Value>,
     recipe: Map<String, Value>,
-    device: Map<String, Value>,
+    /// How ranks shared the job; such cases have defaults of their own.
+    #[serde(default)]
+    parallel: Option<Map<String, Value>>,
+    #[serde(default)]
+    device: Option<Map<String, Value>>,
 }
 
 impl Case {
@@ -53,7 +59,7 @@ impl Case {
         let out_of_memory = raw.result.get("oom").is_some_and(|oom| !oom.is_null());
         Ok(Self {
             id: raw.id,
-            family: family(&raw.case.model),
+            family: raw.case.parallel.as_ref().map_or_else(|| family(&raw.case.model), layout::kind),
             plan: plan(raw.case),
             readings: if out_of_memory { Vec::new() } else { readings(&raw.result) },
             out_of_memory,
@@ -70,8 +76,15 @@ fn family(model: &Map<String, Value>) -> String {
 
 fn plan(setup: RawSetup) -> Result<Plan, Vec<Issue>> {
     let mut issues = crate::model::read_config(&setup.model).err().unwrap_or_default();
-    let recipe = recipe(setup.recipe, &mut issues);
-    let (machine, framework) = device(setup.device, &mut issues);
+    let mut recipe = recipe(setup.recipe, setup.parallel.is_some(), &mut issues);
+    let mut raw_device = setup.device.unwrap_or_default();
+    let mut parallel = Parallel::default();
+    if let Some(raw) = setup.parallel {
+        layout::defaults(&mut raw_device);
+        parallel.slow_device = raw_device.remove("lazy").is_some_and(|lazy| lazy == 1);
+        layout::read(raw, &mut recipe, &mut parallel, &mut issues);
+    }
+    let (machine, framework) = device(raw_device, &mut issues);
     if !issues.is_empty() {
         return Err(issues);
     }
@@ -79,6 +92,7 @@ fn plan(setup: RawSetup) -> Result<Plan, Vec<Issue>> {
         version: PLAN_VERSION,
         model: ModelSource::Config(setup.model),
         recipe,
+        parallel,
         machine,
         framework,
         policy: Policy::default(),
@@ -86,8 +100,11 @@ fn plan(setup: RawSetup) -> Result<Plan, Vec<Issue>> {
 }
 
 /// Each field on its own, so that every one that is not modelled is named. `null` is the default.
-fn recipe(raw: Map<String, Value>, issues: &mut Vec<Issue>) -> Recipe {
+fn recipe(raw: Map<String, Value>, shared: bool, issues: &mut Vec<Issue>) -> Recipe {
     let mut known = Map::new();
+    if shared {
+        known.insert("precision".into(), "fp32".into());
+    }
     for (key, value) in raw {
         match (key.as_str(), value) {
             (_, Value::Null) => {}

@@ -5,6 +5,7 @@ mod adapter;
 mod lengths;
 mod limits;
 pub mod optimizer;
+pub mod parallel;
 mod quantization;
 
 use serde::{Deserialize, Serialize};
@@ -14,6 +15,7 @@ pub use adapter::{ALL_LINEAR, FloatName, Lora, LoraBias, MAX_LORA_RANK};
 pub use lengths::{Batching, Distribution, Lengths};
 pub use limits::{MAX_GRAD_ACCUM, MAX_LOSS_CHUNKS, MAX_MICRO_BATCH, MAX_SEQ_LEN};
 pub use optimizer::{Optimizer, OptimizerImpl, OptimizerName, ScaleType};
+pub use parallel::Parallel;
 pub use quantization::{Load, QuantKind, Quantization};
 
 /// A training recipe for one GPU. Field names and values are those of the reference cases.

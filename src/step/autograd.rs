@@ -24,8 +24,11 @@ pub struct Edge {
     pub(crate) output: u8,
 }
 
-/// What a hook does with a gradient as soon as it is there (`register_post_accumulate_grad_hook`); it drops it then.
-type Hook = Box<dyn FnMut(&Tape)>;
+/// What a hook does with a gradient as soon as it is there (`register_post_accumulate_grad_hook`); what it returns stays.
+type Hook = Box<dyn FnMut(&Tape, Tensor) -> Option<Tensor>>;
+
+/// What a hook on a tensor does before its gradient goes on (`Tensor.register_hook`).
+pub(crate) type PreHook = Rc<dyn Fn(&Tape)>;
 
 /// A parameter's gradient.
 #[derive(Default)]
@@ -35,6 +38,16 @@ pub(crate) struct Gradient {
     pub(crate) hook: RefCell<Option<Hook>>,
     /// Whether it is the gradient of an activation that was made a leaf, not of a parameter.
     pub(crate) of_activation: Cell<bool>,
+}
+
+impl Gradient {
+    fn call_hook(&self, tape: &Tape) {
+        if let Some(hook) = &mut *self.hook.borrow_mut() {
+            let gradient = self.tensor.take();
+            let stays = gradient.and_then(|gradient| hook(tape, gradient));
+            *self.tensor.borrow_mut() = stays;
+        }
+    }
 }
 
 impl fmt::Debug for Gradient {
@@ -61,6 +74,8 @@ pub struct Node {
     others: RefCell<Vec<Output>>,
     /// For a parameter: where its gradient gathers.
     gathers: Option<Rc<Gradient>>,
+    /// Run before it.
+    hooks: RefCell<Vec<PreHook>>,
     waiting: Cell<u32>,
     seen: Cell<bool>,
 }
@@ -95,6 +110,7 @@ impl Node {
             first: RefCell::new(Output { shape: Shape::new(&[]), dtype: Dtype::F32, gradient: None }),
             others: RefCell::default(),
             gathers,
+            hooks: RefCell::default(),
             waiting: Cell::new(0),
             seen: Cell::new(false),
         }
@@ -259,6 +275,9 @@ fn run(tape: &Tape, roots: Vec<(Edge, Tensor)>) {
             continue;
         }
         tape.set_layer(node.layer);
+        for hook in node.hooks.take() {
+            hook(tape);
+        }
         let apply = node.apply.take();
         let Some(mut apply) = apply else { continue };
         let others = node.others.take();
@@ -337,6 +356,9 @@ fn add_to_buffer(tape: &Tape, edge: &Edge, grad: Tensor) {
 fn gather(tape: &Tape, gathers: &Gradient, grad: Option<Tensor>, shape: &Shape) {
     let Some(grad) = grad else { return };
     if gathers.tensor.borrow().is_some() {
+        // Added in place.
+        drop(grad);
+        gathers.call_hook(tape);
         return;
     }
     let kept = if grad.is_sole_reference() && grad.shape().lies_like(shape) {
@@ -347,9 +369,35 @@ fn gather(tape: &Tape, gathers: &Gradient, grad: Option<Tensor>, shape: &Shape) 
     if !gathers.of_activation.get() {
         tape.becomes(&kept, Part::Gradients);
     }
-    match &mut *gathers.hook.borrow_mut() {
-        Some(hook) => hook(tape),
-        None => *gathers.tensor.borrow_mut() = Some(kept),
+    *gathers.tensor.borrow_mut() = Some(kept);
+    gathers.call_hook(tape);
+}
+
+impl Tape {
+    /// Runs `hook` in backward when the gradient of `x` is there, before it goes on (`Tensor.register_hook`).
+    pub(crate) fn before_gradient(&self, x: &Tensor, hook: PreHook) {
+        if let Some(edge) = x.edge() {
+            edge.node.hooks.borrow_mut().push(hook);
+        }
+    }
+
+    /// `x` through a function of its own in the graph, whose backward runs `hook` and passes the gradient on.
+    pub(crate) fn pass_through(&self, x: &Tensor, hook: PreHook) -> Tensor {
+        let r = Recorder::begin(self, &[x]);
+        if !r.recorded() {
+            return x.clone();
+        }
+        r.finish(x.alias(*x.shape()), move |tape, grads| {
+            hook(tape);
+            grads.to_vec()
+        })
+    }
+}
+
+impl Gradient {
+    /// The dtype in which gradients arrive from here on (`Tensor.grad_dtype`).
+    pub(crate) fn set_dtype(node: &Node, dtype: Dtype) {
+        node.first.borrow_mut().dtype = dtype;
     }
 }
 

@@ -24,6 +24,26 @@ pub enum Event {
     Layer(u32),
     /// `torch.cuda.empty_cache()`: free segments go back to the driver.
     EmptyCache,
+    /// The stream uses the storage, which after it is freed waits for that stream (`Tensor.record_stream`).
+    Uses(u32, Stream),
+    /// The host waits for the device: every event has passed.
+    Synchronize,
+}
+
+/// A CUDA stream. Memory that was freed on one is reused on that one alone.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Stream {
+    /// The one on which the model runs.
+    #[default]
+    Default,
+    /// Parameters are copied together on it before they are gathered.
+    CopyIn,
+    /// Parameters are gathered on it.
+    AllGather,
+    /// Gradients are reduced and scattered on it.
+    ReduceScatter,
+    /// Gradients are reduced over replicas on it.
+    AllReduce,
 }
 
 impl Event {
@@ -31,8 +51,8 @@ impl Event {
     #[must_use]
     pub const fn storage(self) -> Option<u32> {
         match self {
-            Self::Alloc(id) | Self::Free(id) | Self::Becomes(id, _) => Some(id),
-            Self::Enter(_) | Self::Mark(_) | Self::Layer(_) | Self::EmptyCache => None,
+            Self::Alloc(id) | Self::Free(id) | Self::Becomes(id, _) | Self::Uses(id, _) => Some(id),
+            Self::Enter(_) | Self::Mark(_) | Self::Layer(_) | Self::EmptyCache | Self::Synchronize => None,
         }
     }
 
@@ -42,6 +62,7 @@ impl Event {
             Self::Alloc(_) => Self::Alloc(id),
             Self::Free(_) => Self::Free(id),
             Self::Becomes(_, part) => Self::Becomes(id, part),
+            Self::Uses(_, stream) => Self::Uses(id, stream),
             other => other,
         }
     }
@@ -99,6 +120,8 @@ pub struct TensorInfo {
     pub scope: &'static str,
     /// The operation: `matmul`, `softmax`, `grad of mul`.
     pub op: &'static str,
+    /// The stream it is allocated on.
+    pub stream: Stream,
 }
 
 /// What a storage belongs to.
@@ -107,7 +130,11 @@ pub(crate) struct Belongs {
     pub(crate) part: Part,
     pub(crate) layer: u32,
     pub(crate) scope: &'static str,
+    pub(crate) stream: Stream,
 }
+
+/// Set beside the count of shares while a storage has no memory.
+const ABSENT: u32 = 1 << 31;
 
 /// The log of a walk.
 #[derive(Debug)]
@@ -132,9 +159,16 @@ impl Default for Log {
 }
 
 impl Log {
-    /// Notes an allocation and returns its number. A size past 2⁵³ bytes sets [`Log::overflowed`] and counts as zero.
+    /// Notes an allocation and returns its number; [`Log::register`] says more.
     pub(crate) fn alloc(&self, shape: &Shape, element: u64, of: Belongs, op: &'static str) -> u32 {
-        let Belongs { part, layer, scope } = of;
+        let id = self.register(shape, element, of, op);
+        self.provide(id);
+        id
+    }
+
+    /// Notes a storage that has no memory yet, and returns its number. A size past 2⁵³ bytes sets [`Log::overflowed`] and counts as zero.
+    pub(crate) fn register(&self, shape: &Shape, element: u64, of: Belongs, op: &'static str) -> u32 {
+        let Belongs { part, layer, scope, stream } = of;
         let bytes = shape.numel().and_then(|n| n.checked_mul(element)).filter(|&b| b <= MAX_DOCUMENT_BYTES);
         if bytes.is_none() {
             self.overflow.set(true);
@@ -145,15 +179,34 @@ impl Log {
             self.overflow.set(true);
             return 0;
         };
-        tensors.push(TensorInfo { bytes: Bytes(bytes.unwrap_or(0)), element, dims, part, layer, scope, op });
-        self.shares.borrow_mut().push(1);
-        self.push(Event::Alloc(id));
+        tensors.push(TensorInfo { bytes: Bytes(bytes.unwrap_or(0)), element, dims, part, layer, scope, op, stream });
+        self.shares.borrow_mut().push(1 | ABSENT);
         id
+    }
+
+    /// Storage `id` has memory from here on (`UntypedStorage.resize_`).
+    pub(crate) fn provide(&self, id: u32) {
+        if let Some(shares) = self.shares.borrow_mut().get_mut(id as usize)
+            && *shares & ABSENT != 0
+        {
+            *shares &= !ABSENT;
+            self.push(Event::Alloc(id));
+        }
+    }
+
+    /// Storage `id` gives its memory back, and may get it again.
+    pub(crate) fn withdraw(&self, id: u32) {
+        if let Some(shares) = self.shares.borrow_mut().get_mut(id as usize)
+            && *shares & ABSENT == 0
+        {
+            *shares |= ABSENT;
+            self.push(Event::Free(id));
+        }
     }
 
     /// How many share storage `id`.
     pub(crate) fn shares(&self, id: u32) -> u32 {
-        self.shares.borrow().get(id as usize).copied().unwrap_or_default()
+        self.shares.borrow().get(id as usize).copied().unwrap_or_default() & !ABSENT
     }
 
     /// Storage `id` has another share.
@@ -166,7 +219,9 @@ impl Log {
     /// Storage `id` has one share less; without any it is freed.
     pub(crate) fn unshare(&self, id: u32) {
         if let Some(shares) = self.shares.borrow_mut().get_mut(id as usize) {
-            *shares = shares.saturating_sub(1);
+            if *shares & !ABSENT > 0 {
+                *shares -= 1;
+            }
             if *shares == 0 {
                 self.push(Event::Free(id));
             }

@@ -12,6 +12,7 @@ pub(crate) mod freeze;
 pub(crate) mod load;
 pub mod log;
 pub mod ops;
+pub(crate) mod parallel;
 pub mod readings;
 pub mod repeat;
 pub mod replay;

@@ -100,7 +100,7 @@ impl Replay {
                 let (at, info) = (id as usize, &walk.tensors[short as usize]);
                 self.serves(at, info, Some(info.part));
                 // Nothing is taken for zero bytes.
-                self.blocks[at] = self.allocator.malloc(info.bytes.get(), 0).map_err(|error| {
+                self.blocks[at] = self.allocator.malloc(info.bytes.get(), info.stream as u32).map_err(|error| {
                     let step = u32::try_from(self.out.steps.len()).ok().and_then(|n| n.checked_sub(1));
                     Box::new(Failure { step, instant: self.instant, error })
                 })?;
@@ -114,6 +114,8 @@ impl Replay {
             Event::Enter(instant) => self.instant = instant,
             Event::Layer(_) => {}
             Event::EmptyCache => self.allocator.empty_cache(),
+            Event::Uses(id, stream) => self.allocator.record_stream(self.blocks[id as usize], stream as u32),
+            Event::Synchronize => self.allocator.finish_pending(),
             Event::Mark(mark) => self.read(walk, mark),
         }
         Ok(())

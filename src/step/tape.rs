@@ -9,7 +9,8 @@ use crate::bill::{Instant, Part};
 use crate::recipe::LigerKernel;
 use crate::step::autograd::Node;
 use crate::step::checkpoint::Hooks;
-use crate::step::log::{Belongs, Event, Log, Mark};
+use crate::step::log::{Belongs, Event, Log, Mark, Stream};
+use crate::step::parallel::Wrapper;
 use crate::step::shape::{Dim, Shape};
 use crate::step::tensor::{Dtype, Impl, Storage, Tensor};
 use crate::versions::{LtWorkspace, Rules};
@@ -49,6 +50,8 @@ pub(crate) struct State {
     sequence: Cell<u64>,
     scope: Cell<&'static str>,
     layer: Cell<u32>,
+    stream: Cell<Stream>,
+    wrapper: RefCell<Option<Rc<dyn Wrapper>>>,
     instant: Cell<Instant>,
     inputs_need_grad: Cell<bool>,
     /// Parameters that are on the device already, by their place among the model's.
@@ -95,6 +98,8 @@ impl Tape {
             sequence: Cell::new(0),
             scope: Cell::new(""),
             layer: Cell::new(0),
+            stream: Cell::default(),
+            wrapper: RefCell::default(),
             instant: Cell::new(Instant::Forward),
             inputs_need_grad: Cell::new(false),
             supplied: RefCell::default(),
@@ -124,9 +129,43 @@ impl Tape {
     /// A new tensor, contiguous unless `shape` says otherwise, outside the graph.
     #[must_use]
     pub fn empty(&self, shape: Shape, dtype: Dtype, part: Part, op: &'static str) -> Tensor {
-        let of = Belongs { part, layer: self.0.layer.get(), scope: self.0.scope.get() };
+        let of = self.belonging(part);
         let id = (!self.0.stopped.get()).then(|| self.0.log.alloc(&shape, dtype.bytes(), of, op));
         Tensor::new(Storage::new(id, self), shape, dtype)
+    }
+
+    fn belonging(&self, part: Part) -> Belongs {
+        Belongs { part, layer: self.0.layer.get(), scope: self.0.scope.get(), stream: self.0.stream.get() }
+    }
+
+    /// A tensor whose storage has no memory yet: see [`Tensor::provide`].
+    pub(crate) fn absent(&self, shape: Shape, dtype: Dtype, part: Part, op: &'static str) -> Tensor {
+        let id = self.0.log.register(&shape, dtype.bytes(), self.belonging(part), op);
+        Tensor::new(Storage::new(Some(id), self), shape, dtype)
+    }
+
+    /// Runs `body` with `stream` as the current one.
+    pub(crate) fn on_stream<T>(&self, stream: Stream, body: impl FnOnce() -> T) -> T {
+        let before = self.0.stream.replace(stream);
+        let out = body();
+        self.0.stream.set(before);
+        out
+    }
+
+    /// Says what wraps the model; nothing, at the end: the two hold each other.
+    pub(crate) fn set_wrapper(&self, wrapper: Option<Rc<dyn Wrapper>>) {
+        let before = self.0.wrapper.replace(wrapper);
+        drop(before);
+    }
+
+    /// What wraps the model.
+    pub(crate) fn wrapper(&self) -> Option<Rc<dyn Wrapper>> {
+        self.0.wrapper.borrow().clone()
+    }
+
+    /// Whether a backward is running.
+    pub(crate) fn in_backward(&self) -> bool {
+        self.0.backward_thread.get()
     }
 
     /// A record for a tensor.
@@ -222,6 +261,11 @@ impl Tape {
         if self.0.instant.get() == Instant::Loss {
             self.enter(Instant::Backward);
         }
+    }
+
+    /// The host waits for the device.
+    pub(crate) fn synchronize(&self) {
+        self.0.log.push(Event::Synchronize);
     }
 
     pub(crate) fn empty_cache(&self) {

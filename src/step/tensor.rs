@@ -6,6 +6,7 @@ use std::rc::Rc;
 
 use crate::bill::Part;
 use crate::step::autograd::{Edge, Gradient, Node};
+use crate::step::log::{Event, Stream};
 use crate::step::ops::Quantized;
 use crate::step::shape::{Dim, Shape};
 use crate::step::tape::Tape;
@@ -340,6 +341,34 @@ impl Tensor {
     /// What tells this leaf from another: the node that gathers its gradient. None for what is no leaf, or is not trained.
     pub(crate) fn gathering_node(&self) -> Option<*const Node> {
         self.edge().filter(|edge| edge.node.gathers_here()).map(|edge| Rc::as_ptr(&edge.node))
+    }
+
+    /// Its storage has memory from here on.
+    pub(crate) fn provide(&self) {
+        if let Some(storage) = &self.0.storage
+            && let Some(id) = storage.id
+        {
+            storage.tape.0.log.provide(id);
+        }
+    }
+
+    /// Its storage gives its memory back; whoever refers to it keeps the reference.
+    pub(crate) fn withdraw(&self) {
+        if let Some(storage) = &self.0.storage
+            && let Some(id) = storage.id
+        {
+            storage.tape.0.log.withdraw(id);
+        }
+    }
+
+    /// `stream` uses it too (`record_stream`).
+    #[expect(dead_code, reason = "for the wrappers that come next: FSDP1, ZeRO-3")]
+    pub(crate) fn used_on(&self, stream: Stream) {
+        if let Some(storage) = &self.0.storage
+            && let Some(id) = storage.id
+        {
+            storage.tape.0.log.push(Event::Uses(id, stream));
+        }
     }
 
     pub(crate) fn storage_id(&self) -> Option<u32> {

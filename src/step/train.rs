@@ -9,16 +9,17 @@ use std::rc::Rc;
 
 use crate::bill::{Instant, Part};
 use crate::model::family::{Built, Model, Parameter, Run};
-use crate::plan::Framework;
+use crate::plan::Plan;
 use crate::recipe::optimizer::{Slots, by_dtype};
 use crate::recipe::{Ema, OptimizerImpl, Precision, Recipe, ZeroGrad};
 use crate::step::autograd::backward;
 use crate::step::log::{Event, Mark, TensorInfo};
+use crate::step::parallel::ROOT;
 use crate::step::repeat::{MIDDLES, expand, is_repeatable, over_layers, walked};
 use crate::step::shape::{Dim, Shape, Symbol};
 use crate::step::tape::{Device, Pinned, Tape};
 use crate::step::tensor::{Dtype, Table, Tensor};
-use crate::step::{adapters, freeze, load};
+use crate::step::{adapters, freeze, load, parallel};
 use crate::units::Bytes;
 use crate::versions::Rules;
 
@@ -43,14 +44,8 @@ pub struct TooLarge;
 ///
 /// # Errors
 /// [`TooLarge`] when a size passes 2⁵³ bytes.
-pub fn walk_steady(
-    model: &dyn Model,
-    recipe: &Recipe,
-    precision: Precision,
-    device: Device,
-    framework: &Framework,
-) -> Result<Walk, TooLarge> {
-    walk_short(model, recipe, precision, device, framework, Steps::Steady)
+pub fn walk_steady(model: &dyn Model, plan: &Plan, precision: Precision, device: Device) -> Result<Walk, TooLarge> {
+    walk_short(model, plan, precision, device, Steps::Steady)
 }
 
 /// Which steps are walked.
@@ -62,50 +57,50 @@ pub enum Steps {
     Steady,
 }
 
-/// Walks `steps` of `recipe` on `model`, a few layers of it where its layers are all alike (see
+/// Walks `steps` of `plan` on `model`, a few layers of it where its layers are all alike (see
 /// [`crate::step::repeat`]).
 ///
 /// # Errors
 /// [`TooLarge`] when a size passes 2⁵³ bytes.
 pub fn walk_short(
     model: &dyn Model,
-    recipe: &Recipe,
+    plan: &Plan,
     precision: Precision,
     device: Device,
-    framework: &Framework,
     steps: Steps,
 ) -> Result<Walk, TooLarge> {
-    let whole = Whole::of(model, recipe, precision);
-    let middles = if layers_are_alike(recipe) { &MIDDLES[..] } else { &[] };
+    let whole = Whole::of(model, &plan.recipe, precision);
+    // A wrapper works on one layer while another runs.
+    let alike = layers_are_alike(&plan.recipe) && plan.parallel.is_single();
+    let middles = if alike { &MIDDLES[..] } else { &[] };
     for &middle in middles {
         let walked = u64::from(walked(middle));
         if let Some(repeats @ 1..) = model.layers().checked_sub(walked)
             && let Some(short) = model.with_layers(walked)
         {
-            let walk = run(short.as_ref(), &whole, recipe, precision, device, framework, steps)?;
+            let walk = run(short.as_ref(), &whole, plan, precision, device, steps)?;
             let walk = Walk { repeats, middle, ..walk };
             if is_repeatable(&walk) {
                 return Ok(walk);
             }
         }
     }
-    run(model, &whole, recipe, precision, device, framework, steps)
+    run(model, &whole, plan, precision, device, steps)
 }
 
-/// Walks `steps` of `recipe` on `model`, every layer written out, be it by repetition. `precision` is a recipe whose
+/// Walks `steps` of `plan` on `model`, every layer written out, be it by repetition. `precision` is a recipe whose
 /// dtypes are walked, not the rule of thumb.
 ///
 /// # Errors
 /// [`TooLarge`] when a size passes 2⁵³ bytes.
 pub fn walk(
     model: &dyn Model,
-    recipe: &Recipe,
+    plan: &Plan,
     precision: Precision,
     device: Device,
-    framework: &Framework,
     steps: Steps,
 ) -> Result<Walk, TooLarge> {
-    walk_short(model, recipe, precision, device, framework, steps).map(|short| expand(&short))
+    walk_short(model, plan, precision, device, steps).map(|short| expand(&short))
 }
 
 /// Walks every layer of `model`, written out: the reference that the repetition must equal.
@@ -114,13 +109,12 @@ pub fn walk(
 /// [`TooLarge`] when a size passes 2⁵³ bytes.
 pub fn walk_literally(
     model: &dyn Model,
-    recipe: &Recipe,
+    plan: &Plan,
     precision: Precision,
     device: Device,
-    framework: &Framework,
     steps: Steps,
 ) -> Result<Walk, TooLarge> {
-    run(model, &Whole::of(model, recipe, precision), recipe, precision, device, framework, steps)
+    run(model, &Whole::of(model, &plan.recipe, precision), plan, precision, device, steps)
 }
 
 /// Whether the recipe treats every layer as it does the next.
@@ -176,14 +170,14 @@ pub(crate) const fn weights_dtype(precision: Precision) -> Dtype {
 fn run(
     model: &dyn Model,
     whole: &Whole,
-    recipe: &Recipe,
+    plan: &Plan,
     precision: Precision,
     device: Device,
-    framework: &Framework,
     steps: Steps,
 ) -> Result<Walk, TooLarge> {
+    let framework = &plan.framework;
     let rules = Rules::of(framework, model.family());
-    let recipe = &rules.resolve(recipe);
+    let recipe = &rules.resolve(&plan.recipe);
     let tape = Tape::under(Device { workspace_kept: framework.workspace_kept(), ..device }, rules);
     let weights = weights_dtype(precision);
     let loaded = load::loads(recipe).then(|| load::load(&tape, model, recipe, precision, whole.warm_up));
@@ -191,6 +185,9 @@ fn run(
         tape.supply(loaded.weights);
         loaded.buffers
     });
+    if let Some(gathered) = parallel::gathered(&tape, model, plan, weights) {
+        tape.supply(gathered);
+    }
     let built = model.build(&tape, weights);
     // A head is made before it is tied to the table of words, and goes away then. A measurement empties the cache after it.
     if loaded.is_none()
@@ -207,6 +204,7 @@ fn run(
     tape.supply(Vec::new());
     tape.convert_to_float8(recipe.float8);
     tape.fuse(&recipe.liger);
+    let wrapped = parallel::wrap(&tape, model, built.as_ref(), plan, weights);
     let buffer = |n: u64| tape.empty(Shape::new(&[Dim::plain(n)]), Dtype::U8, Part::Weights, "buffer");
     let mut buffers: Vec<Tensor> = loaded.unwrap_or_else(|| {
         let after = if built.holds_buffers() { Vec::new() } else { model.buffer_bytes(weights) };
@@ -221,9 +219,10 @@ fn run(
     }
     let recomputes = recipe.checkpointing.recomputes_one_in().is_some();
     tape.set_inputs_need_grad(recomputes && (recipe.lora.is_some() || !recipe.freeze.is_empty()));
-    let trained = match &recipe.lora {
-        None => freeze::trained(model, recipe, built.weights()),
-        Some(lora) => adapters::attach(&tape, model, lora, built.weights()),
+    let trained = match (wrapped, &recipe.lora) {
+        (Some(trained), _) => trained,
+        (None, None) => freeze::trained(model, recipe, built.weights()),
+        (None, Some(lora)) => adapters::attach(&tape, model, lora, built.weights()),
     };
     let mut job = Loop::new(&tape, built.as_ref(), &trained, whole, recipe, precision);
     job.construct_optimizer();
@@ -244,6 +243,7 @@ fn run(
     }
     job.remove_hooks();
     drop(job);
+    tape.set_wrapper(None);
     if tape.0.log.overflowed() {
         return Err(TooLarge);
     }
@@ -346,7 +346,7 @@ impl<'a> Loop<'a> {
             };
             let weights = of(Part::States, "master weight");
             for leaf in trained.iter().filter_map(Tensor::leaf) {
-                *leaf.grad.hook.borrow_mut() = Some(Box::new(|_| {}));
+                *leaf.grad.hook.borrow_mut() = Some(Box::new(|_, _| None));
             }
             let gradients = of(Part::Gradients, "main gradient");
             tape.set_layer(0);
@@ -391,10 +391,12 @@ impl<'a> Loop<'a> {
                 self.own_slots.push(own.clone());
                 let param = w.clone();
                 if let Some(leaf) = w.leaf() {
-                    *leaf.grad.hook.borrow_mut() = Some(Box::new(move |tape| {
+                    *leaf.grad.hook.borrow_mut() = Some(Box::new(move |tape, gradient| {
                         tape.scope("optimizer", || {
                             optimizer.step(tape, core::slice::from_ref(&param), &mut own.borrow_mut());
                         });
+                        drop(gradient);
+                        None
                     }));
                 }
             }
@@ -505,7 +507,11 @@ impl<'a> Loop<'a> {
         let t = self.tape;
         t.mark(Mark::Step);
         // Micro-batches from the second on are alike.
-        for _ in 0..self.recipe.grad_accum.min(self.most_micro_batches) {
+        let micro_batches = self.recipe.grad_accum.min(self.most_micro_batches);
+        for n in 1..=micro_batches {
+            if let Some(wrapper) = t.wrapper() {
+                wrapper.micro_batch(n == micro_batches);
+            }
             self.micro_batch();
         }
         t.enter(Instant::Step);
@@ -515,6 +521,9 @@ impl<'a> Loop<'a> {
         self.update_average();
         t.set_scope(before);
         self.zero_grad();
+        if t.wrapper().is_some() {
+            t.synchronize();
+        }
         t.mark(Mark::ZeroGradEnd);
     }
 
@@ -527,7 +536,9 @@ impl<'a> Loop<'a> {
         t.mark(Mark::Inputs);
         let mut outputs = Vec::new();
         let loss = t.with_autocast(self.autocast(), || {
+            parallel::before_forward(t, ROOT, &mut []);
             let (loss, out) = self.model.forward(&self.run, &batch);
+            parallel::after_forward(t, ROOT, &[loss.clone(), out.clone()]);
             outputs.push(out);
             outputs.extend(self.model.take_outputs());
             loss
@@ -579,6 +590,9 @@ impl<'a> Loop<'a> {
         let seed = t.scalar(scaled.dtype(), "seed gradient");
         backward(t, &scaled, seed.clone());
         t.set_layer(0);
+        if let Some(wrapper) = t.wrapper() {
+            wrapper.after_backward(t);
+        }
         drop(seed);
     }
 

@@ -34,6 +34,7 @@ pub fn example() -> Plan {
         version: PLAN_VERSION,
         model: ModelSource::Preset("llama-3.1-8b".into()),
         recipe: Recipe { precision: Some(Precision::PureBf16), micro_batch: 1, seq_len: 2048, ..Recipe::default() },
+        parallel: Default::default(),
         machine: Machine { gpu: Some(GpuChoice::Catalogue("RTX 4090 24GB".into())), ..Machine::default() },
         framework: Framework::default(),
         policy: Policy::default(),

@@ -8,6 +8,7 @@ mod estimate;
 mod exit;
 mod fragmentation;
 mod input;
+mod parallel_args;
 mod plan_args;
 mod probe;
 mod replay;

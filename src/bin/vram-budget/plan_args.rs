@@ -17,6 +17,7 @@ use vram_budget::versions::TrainerDefaults;
 
 use crate::exit::Rejected;
 use crate::input;
+use crate::parallel_args::ParallelArgs;
 
 /// The job and the machine.
 #[derive(Debug, clap::Args)]
@@ -191,6 +192,9 @@ pub(crate) struct PlanArgs {
     #[arg(long, value_parser = named::<ZeroGrad>(&["none", "zero"]), help_heading = "Recipe")]
     zero_grad: Option<ZeroGrad>,
 
+    #[command(flatten)]
+    parallel: ParallelArgs,
+
     /// PyTorch's version [default: 2.15]
     #[arg(long, value_name = "VERSION", help_heading = "Versions")]
     pytorch: Option<Version>,
@@ -239,7 +243,7 @@ fn size(text: &str) -> Result<Bytes, String> {
 }
 
 /// A value by its name in documents: one spelling everywhere.
-fn named<T: DeserializeOwned + Clone + Send + Sync + 'static>(
+pub(crate) fn named<T: DeserializeOwned + Clone + Send + Sync + 'static>(
     names: &'static [&'static str],
 ) -> impl TypedValueParser<Value = T> {
     PossibleValuesParser::new(names).try_map(|name| serde_json::from_value(Value::String(name)))
@@ -302,6 +306,7 @@ impl PlanArgs {
                 version: PLAN_VERSION,
                 model: ModelSource::Preset(String::new()),
                 recipe: Recipe::default(),
+                parallel: Default::default(),
                 machine: vram_budget::machine::Machine::default(),
                 framework: Framework::default(),
                 policy: Policy::default(),
@@ -314,6 +319,7 @@ impl PlanArgs {
         }
         self.change_machine(&mut plan);
         self.change_recipe(&mut plan.recipe);
+        self.parallel.change(&mut plan.parallel)?;
         set(&mut plan.framework.pytorch, self.pytorch);
         set(&mut plan.framework.transformers, self.transformers);
         set(&mut plan.framework.peft, self.peft);
@@ -422,7 +428,7 @@ impl PlanArgs {
     }
 }
 
-fn set<T>(field: &mut T, flag: Option<T>) {
+pub(crate) fn set<T>(field: &mut T, flag: Option<T>) {
     if let Some(value) = flag {
         *field = value;
     }

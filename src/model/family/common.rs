@@ -9,6 +9,7 @@ use crate::model::fields::Fields;
 use crate::recipe::{Attention, Checkpointing, LigerKernel, Loss, Recipe, SdpaBackend};
 use crate::step::checkpoint::{Layer, checkpointed, on_host, reentrant};
 use crate::step::ops::SdpaPath;
+use crate::step::parallel::wrapped;
 use crate::step::shape::{Dim, Shape, Symbol};
 use crate::step::tape::Tape;
 use crate::step::tensor::{Dtype, Tensor};
@@ -79,6 +80,10 @@ impl Run {
 
     /// As [`Run::layer`] for a layer of several outputs, or of several tensors as positional arguments.
     pub(super) fn layer_many(&self, number: u32, x: &[Tensor], layer: Layer) -> Vec<Tensor> {
+        wrapped(&self.tape, number, x, layer, &|x, layer| self.checkpointed_layer(number, x, layer))
+    }
+
+    fn checkpointed_layer(&self, number: u32, x: &[Tensor], layer: Layer) -> Vec<Tensor> {
         let t = &self.tape;
         if !t.training() {
             return layer(t, x);

@@ -46,6 +46,11 @@ pub(super) fn print(plan: &Plan, out: &mut dyn Write) -> anyhow::Result<()> {
                 writeln!(out, "mark\t\t\t\t{}\t{mark:?}\t\t{alive}", name(instant))?;
                 continue;
             }
+            Event::Uses(id, stream) => {
+                writeln!(out, "uses\t{id}\t\t\t{}\t{stream:?}\t\t{alive}", name(instant))?;
+                continue;
+            }
+            Event::Synchronize => continue,
             Event::EmptyCache => {
                 writeln!(out, "empty_cache\t\t\t\t{}\t\t\t{alive}", name(instant))?;
                 continue;

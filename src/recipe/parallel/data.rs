@@ -1,0 +1,303 @@
+//! The wrappers that data-parallel ranks run, with their own options and defaults.
+
+use serde::{Deserialize, Serialize};
+
+use crate::recipe::FloatName;
+
+/// What wraps the model over the data-parallel ranks.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "lowercase")]
+pub enum DataParallel {
+    /// Nothing.
+    #[default]
+    None,
+    /// `torch.nn.parallel.DistributedDataParallel`.
+    Ddp(Ddp),
+    /// `torch.distributed.fsdp.FullyShardedDataParallel`.
+    Fsdp1(Fsdp1),
+    /// `torch.distributed.fsdp.fully_shard`; with replicas, hybrid sharding (HSDP).
+    Fsdp2(Fsdp2),
+    /// A DeepSpeed engine with ZeRO.
+    DeepSpeed(DeepSpeed),
+}
+
+impl DataParallel {
+    /// The name in documents.
+    #[must_use]
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Ddp(_) => "ddp",
+            Self::Fsdp1(_) => "fsdp1",
+            Self::Fsdp2(_) => "fsdp2",
+            Self::DeepSpeed(_) => "deepspeed",
+        }
+    }
+}
+
+/// Options of DDP.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields, default)]
+pub struct Ddp {
+    /// Whether gradients are views into the buckets instead of copies beside them.
+    pub gradient_as_bucket_view: bool,
+    /// The size of a bucket in MiB, from the second step on.
+    pub bucket_cap_mb: u64,
+    /// Whether the graph is said to be the same in every step.
+    pub static_graph: bool,
+    /// Whether parameters without a gradient are looked for.
+    pub find_unused_parameters: bool,
+    /// Whether gradients are reduced after the last micro-batch alone (`no_sync`).
+    pub no_sync: bool,
+    /// Whether buckets are reduced in BF16 (`bf16_compress_hook`).
+    pub bf16_compress: bool,
+}
+
+impl Default for Ddp {
+    fn default() -> Self {
+        Self {
+            gradient_as_bucket_view: false,
+            bucket_cap_mb: 25,
+            static_graph: false,
+            find_unused_parameters: false,
+            no_sync: false,
+            bf16_compress: false,
+        }
+    }
+}
+
+/// The dtypes that a wrapper computes and reduces in; `None`: the parameters' own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields, default)]
+pub struct MixedPrecision {
+    /// Gathered parameters.
+    pub param: Option<FloatName>,
+    /// Gradients while they are reduced.
+    pub reduce: Option<FloatName>,
+    /// A module's output (FSDP2), buffers (FSDP1).
+    pub output: Option<FloatName>,
+}
+
+/// Where the model is made before it is sharded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "lowercase")]
+pub enum InitDevice {
+    /// On no device; its shards are allocated when it has been wrapped.
+    #[default]
+    Meta,
+    /// Whole on each GPU.
+    Cuda,
+}
+
+/// Which modules get a group of parameters of their own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum Wrap {
+    /// Each layer, and the model for the rest.
+    #[default]
+    Layers,
+    /// Each layer, the embedding, and the last norm with the head.
+    LayersAndEnds,
+    /// The model as a whole.
+    Root,
+}
+
+/// What happens to a layer's gathered parameters after its forward.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "lowercase")]
+pub enum Reshard {
+    /// They are freed and gathered again in backward.
+    #[default]
+    Always,
+    /// They stay until backward has used them.
+    Never,
+    /// One part in so many stays.
+    To(u64),
+}
+
+/// Options of `fully_shard`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields, default)]
+pub struct Fsdp2 {
+    /// Copies of the sharded model; more than one is hybrid sharding.
+    pub replicas: u64,
+    /// What happens to a layer's gathered parameters after its forward.
+    pub reshard_after_forward: Reshard,
+    /// The same for the root's own. `None`: they stay.
+    pub root_reshard_after_forward: Option<bool>,
+    /// Whether gathered parameters are freed after backward.
+    pub reshard_after_backward: bool,
+    /// The dtypes.
+    pub mixed_precision: MixedPrecision,
+    /// Which modules are groups of their own.
+    pub wrap: Wrap,
+    /// Whether gradients are reduced after the last micro-batch alone (`set_requires_gradient_sync`).
+    pub no_sync: bool,
+    /// Whether checkpointed layers are wrapped in `checkpoint_wrapper` before they are sharded, as torchtitan does, and not
+    /// checkpointed by transformers' own code inside the sharded layer.
+    pub checkpoint_wrapper: bool,
+    /// Where the model is made.
+    pub init: InitDevice,
+    /// Whether shards and what the optimizer holds lie in host memory (`CPUOffloadPolicy`).
+    pub offload_cpu: bool,
+}
+
+impl Default for Fsdp2 {
+    fn default() -> Self {
+        Self {
+            replicas: 1,
+            reshard_after_forward: Reshard::Always,
+            root_reshard_after_forward: None,
+            reshard_after_backward: true,
+            mixed_precision: MixedPrecision::default(),
+            wrap: Wrap::Layers,
+            no_sync: false,
+            checkpoint_wrapper: false,
+            init: InitDevice::Meta,
+            offload_cpu: false,
+        }
+    }
+}
+
+/// What FSDP1 shards.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "SCREAMING_SNAKE_CASE")]
+pub enum ShardingStrategy {
+    /// Everything; gathered parameters are freed after forward.
+    #[default]
+    FullShard,
+    /// Everything; gathered parameters stay until backward.
+    ShardGradOp,
+    /// Nothing.
+    NoShard,
+    /// `FULL_SHARD` within each replica.
+    HybridShard,
+    /// `SHARD_GRAD_OP` within each replica.
+    #[serde(rename = "_HYBRID_SHARD_ZERO2")]
+    HybridShardZero2,
+}
+
+/// When FSDP1 gathers the next parameters in backward.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "SCREAMING_SNAKE_CASE")]
+pub enum Prefetch {
+    /// Before the current layer's gradients are computed.
+    #[default]
+    BackwardPre,
+    /// After it.
+    BackwardPost,
+    /// When they are needed.
+    None,
+}
+
+/// Options of FSDP1; each layer is a unit, and the model for the rest.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields, default)]
+pub struct Fsdp1 {
+    /// What is sharded.
+    pub strategy: ShardingStrategy,
+    /// Copies of the sharded model, with the hybrid strategies.
+    pub replicas: u64,
+    /// The dtypes.
+    pub mixed_precision: MixedPrecision,
+    /// Whether the optimizer sees the original parameters and not the flat ones.
+    pub use_orig_params: bool,
+    /// Whether the host waits so that at most two gathers are in flight.
+    pub limit_all_gathers: bool,
+    /// When the next parameters are gathered in backward.
+    pub backward_prefetch: Prefetch,
+    /// Whether the next parameters are gathered early in forward.
+    pub forward_prefetch: bool,
+    /// Whether gradients are reduced after the last micro-batch alone (`no_sync`).
+    pub no_sync: bool,
+    /// As [`Fsdp2::checkpoint_wrapper`].
+    pub checkpoint_wrapper: bool,
+    /// Where the model is made.
+    pub init: InitDevice,
+    /// Whether shards lie in host memory (`CPUOffload`).
+    pub offload_cpu: bool,
+}
+
+impl Default for Fsdp1 {
+    fn default() -> Self {
+        Self {
+            strategy: ShardingStrategy::FullShard,
+            replicas: 1,
+            mixed_precision: MixedPrecision::default(),
+            use_orig_params: true,
+            limit_all_gathers: true,
+            backward_prefetch: Prefetch::BackwardPre,
+            forward_prefetch: false,
+            no_sync: false,
+            checkpoint_wrapper: false,
+            init: InitDevice::Meta,
+            offload_cpu: false,
+        }
+    }
+}
+
+/// Options of a DeepSpeed engine; sizes are in elements, and the defaults those of its `zero_optimization` section.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields, default)]
+pub struct DeepSpeed {
+    /// ZeRO's stage, 0 to 3.
+    pub stage: u64,
+    /// What the engine trains in.
+    pub dtype: FloatName,
+    /// Elements of gradients that are reduced at once.
+    pub reduce_bucket_size: u64,
+    /// Elements of parameters that are gathered at once.
+    pub allgather_bucket_size: u64,
+    /// Whether reducing overlaps with backward. `None`: with stage 3 alone.
+    pub overlap_comm: Option<bool>,
+    /// Whether gradients are copied into one buffer as they come.
+    pub contiguous_gradients: bool,
+    /// Stage 3: elements that are gathered ahead.
+    pub stage3_prefetch_bucket_size: u64,
+    /// Stage 3: parameters of at most so many elements are not sharded.
+    pub stage3_param_persistence_threshold: u64,
+    /// Stage 3: elements of gathered parameters that may live at once.
+    pub stage3_max_live_parameters: u64,
+    /// Stage 3: parameters used again within so many elements are not released.
+    pub stage3_max_reuse_distance: u64,
+    /// Stage 3: elements that the optimizer steps at once.
+    pub sub_group_size: u64,
+    /// Whether the model is made under `zero.Init`, sharded from the start.
+    pub zero_init: bool,
+    /// Whether what the optimizer holds lies in host memory.
+    pub offload_optimizer: bool,
+    /// Whether shards lie in host memory (stage 3).
+    pub offload_param: bool,
+}
+
+impl Default for DeepSpeed {
+    fn default() -> Self {
+        Self {
+            stage: 0,
+            dtype: FloatName::Bfloat16,
+            reduce_bucket_size: 500_000_000,
+            allgather_bucket_size: 500_000_000,
+            overlap_comm: None,
+            contiguous_gradients: true,
+            stage3_prefetch_bucket_size: 50_000_000,
+            stage3_param_persistence_threshold: 100_000,
+            stage3_max_live_parameters: 1_000_000_000,
+            stage3_max_reuse_distance: 1_000_000_000,
+            sub_group_size: 1_000_000_000,
+            zero_init: false,
+            offload_optimizer: false,
+            offload_param: false,
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! How the job is spread over GPUs: the data-parallel wrapper, and the other ways to split a model. Everything that follows
+//! is about one rank, rank 0, which holds the largest shard.
+
+mod checks;
+mod data;
+
+use serde::{Deserialize, Serialize};
+
+pub use data::{
+    DataParallel, Ddp, DeepSpeed, Fsdp1, Fsdp2, InitDevice, MixedPrecision, Prefetch, Reshard, ShardingStrategy, Wrap,
+};
+
+/// The most ranks.
+pub const MAX_RANKS: u64 = 1 << 20;
+
+/// How the job is spread over GPUs. The default is one GPU without any wrapper.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields, default)]
+pub struct Parallel {
+    /// Ranks in all: the product of every way to split below and the data-parallel ranks.
+    pub world_size: u64,
+    /// What wraps the model over the data-parallel ranks.
+    pub data: DataParallel,
+    /// Tensor parallelism.
+    pub tensor: TensorParallel,
+    /// Pipeline stages.
+    pub pipeline: u64,
+    /// Ranks that share each sequence.
+    pub context: u64,
+    /// Ranks that share the experts.
+    pub expert: u64,
+    /// Whether the device is so slow that no event has passed before the host waits for it, as in some recorded steps. No
+    /// job is like that, so no document says it.
+    #[serde(skip)]
+    pub slow_device: bool,
+}
+
+impl Default for Parallel {
+    fn default() -> Self {
+        Self {
+            world_size: 1,
+            data: DataParallel::None,
+            tensor: TensorParallel::default(),
+            pipeline: 1,
+            context: 1,
+            expert: 1,
+            slow_device: false,
+        }
+    }
+}
+
+impl Parallel {
+    /// Whether it is one GPU without a wrapper.
+    #[must_use]
+    pub fn is_single(&self) -> bool {
+        *self == Self { slow_device: self.slow_device, ..Self::default() }
+    }
+
+    /// The data-parallel ranks: what is left of the world after every other way to split.
+    #[must_use]
+    pub fn data_ranks(&self) -> u64 {
+        let model = self.tensor.size.saturating_mul(self.pipeline).saturating_mul(self.context).max(1);
+        self.world_size / model
+    }
+}
+
+/// DTensor's tensor parallelism as transformers' models are usually split: column by column, then row by row.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields, default)]
+pub struct TensorParallel {
+    /// Ranks that share each layer's matrices.
+    pub size: u64,
+    /// Whether norms and residuals are split along the sequence (`SequenceParallel`).
+    pub sequence_parallel: bool,
+    /// Whether the loss is computed over logits split along the vocabulary (`loss_parallel`).
+    pub loss_parallel: bool,
+}
+
+impl Default for TensorParallel {
+    fn default() -> Self {
+        Self { size: 1, sequence_parallel: false, loss_parallel: false }
+    }
+}

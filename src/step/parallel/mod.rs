@@ -1,0 +1,150 @@
+//! Wrappers around the model: what they allocate where frameworks hook into a step.
+//!
+//! A wrapper acts on parameters, on modules' forward and backward, and on gradients; what a module computes it does not
+//! know. The step calls it at the places of [`Wrapper`]; gradients reach it by the hooks on parameters
+//! ([`crate::step::autograd`]). One file each knows one framework.
+
+mod fsdp2;
+mod refusals;
+
+use core::fmt::Debug;
+use std::rc::Rc;
+
+use crate::model::family::{Built, Model, Parameter};
+use crate::plan::Plan;
+use crate::recipe::parallel::DataParallel;
+use crate::step::checkpoint::Layer;
+use crate::step::load::layer_of;
+use crate::step::tape::Tape;
+use crate::step::tensor::{Dtype, Tensor};
+
+pub(crate) use refusals::refusals;
+
+/// The model as a whole; its layers are counted from 1.
+pub(crate) const ROOT: u32 = 0;
+
+/// What a framework that wraps the model does around a step's parts.
+pub(crate) trait Wrapper: Debug {
+    /// A micro-batch begins; whether it is the step's last.
+    fn micro_batch(&self, _last: bool) {}
+    /// Before the forward of a module; arguments may be replaced.
+    fn before_forward(&self, _tape: &Tape, _module: u32, _args: &mut [Tensor]) {}
+    /// After the forward of a module.
+    fn after_forward(&self, _tape: &Tape, _module: u32, _outs: &[Tensor]) {}
+    /// In backward, when the gradient of a module's output is there, if the wrapper asked for it ([`on_backward_of`]).
+    fn before_backward(&self, _tape: &Tape, _module: u32) {}
+    /// In backward, when the gradients of a module's inputs are there, if the wrapper asked for it ([`on_backward_past`]).
+    fn past_backward(&self, _tape: &Tape, _module: u32) {}
+    /// When backward has run (`queue_callback`).
+    fn after_backward(&self, _tape: &Tape) {}
+    /// Whether a layer is checkpointed inside of what is wrapped, so that the hooks run around the checkpoint.
+    fn checkpoints_inside(&self) -> bool {
+        true
+    }
+}
+
+/// The parameters as modules see them, where the wrapper makes them: without memory until they are gathered. `weights` is
+/// the dtype of the model's own.
+pub(crate) fn gathered(tape: &Tape, model: &dyn Model, plan: &Plan, weights: Dtype) -> Option<Vec<Tensor>> {
+    match &plan.parallel.data {
+        DataParallel::Fsdp2(options) => Some(fsdp2::gathered(tape, model, plan, options, weights)),
+        _ => None,
+    }
+}
+
+/// Leaves in the place of the model's parameters, over storages that `make` makes.
+fn leaves(tape: &Tape, model: &dyn Model, make: impl Fn(&Parameter) -> Tensor) -> Vec<Tensor> {
+    let before = tape.set_scope("layers");
+    let leaf = |(id, (p, name)): (u32, (&Parameter, &String))| {
+        tape.set_layer(layer_of(name));
+        Tensor::leaf_over(tape, &make(p), id, p.shape, None)
+    };
+    let all = (0u32..).zip(model.parameters().iter().zip(&model.parameter_names())).map(leaf).collect();
+    tape.set_layer(0);
+    tape.set_scope(before);
+    all
+}
+
+/// Wraps the model that was built; returns what is trained, where those are not the model's own parameters.
+pub(crate) fn wrap(
+    tape: &Tape,
+    model: &dyn Model,
+    built: &dyn Built,
+    plan: &Plan,
+    weights: Dtype,
+) -> Option<Vec<Tensor>> {
+    let (wrapper, trained): (Rc<dyn Wrapper>, _) = match &plan.parallel.data {
+        DataParallel::Fsdp2(options) => {
+            let (wrapper, trained) = fsdp2::wrap(tape, model, built, plan, options, weights);
+            (Rc::new(wrapper), Some(trained))
+        }
+        _ => return None,
+    };
+    tape.set_wrapper(Some(wrapper));
+    trained
+}
+
+/// Has [`Wrapper::before_backward`] called when the gradient of one of a module's outputs is there.
+fn on_backward_of(tape: &Tape, module: u32, outs: &[Tensor]) {
+    if !tape.grad_enabled() {
+        return;
+    }
+    for out in outs {
+        let hook = move |tape: &Tape| {
+            if let Some(wrapper) = tape.wrapper() {
+                wrapper.before_backward(tape, module);
+            }
+        };
+        tape.before_gradient(out, Rc::new(hook));
+    }
+}
+
+/// Has [`Wrapper::past_backward`] called when the gradients of a module's inputs are there.
+fn on_backward_past(tape: &Tape, module: u32, args: &mut [Tensor]) {
+    for arg in args {
+        let hook = move |tape: &Tape| {
+            if let Some(wrapper) = tape.wrapper() {
+                wrapper.past_backward(tape, module);
+            }
+        };
+        *arg = tape.pass_through(arg, Rc::new(hook));
+    }
+}
+
+/// Runs the hooks before a module's forward.
+pub(crate) fn before_forward(tape: &Tape, module: u32, args: &mut [Tensor]) {
+    if let Some(wrapper) = tape.wrapper() {
+        wrapper.before_forward(tape, module, args);
+    }
+}
+
+/// Runs the hooks after a module's forward.
+pub(crate) fn after_forward(tape: &Tape, module: u32, outs: &[Tensor]) {
+    if let Some(wrapper) = tape.wrapper() {
+        wrapper.after_forward(tape, module, outs);
+    }
+}
+
+/// Runs a layer as `checkpointed` does, with the wrapper's hooks around it: outside of the checkpoint or inside.
+pub(crate) fn wrapped(
+    tape: &Tape,
+    module: u32,
+    x: &[Tensor],
+    layer: Layer,
+    checkpointed: &dyn Fn(&[Tensor], Layer) -> Vec<Tensor>,
+) -> Vec<Tensor> {
+    let Some(wrapper) = tape.wrapper() else { return checkpointed(x, layer) };
+    let hooked = move |tape: &Tape, x: &[Tensor], run: &dyn Fn(&[Tensor]) -> Vec<Tensor>| {
+        let mut args = x.to_vec();
+        before_forward(tape, module, &mut args);
+        let outs = run(&args);
+        drop(args);
+        after_forward(tape, module, &outs);
+        outs
+    };
+    if wrapper.checkpoints_inside() {
+        hooked(tape, x, &|x| checkpointed(x, layer.clone()))
+    } else {
+        checkpointed(x, Rc::new(move |tape, x| hooked(tape, x, &|x| layer(tape, x))))
+    }
+}

@@ -1,0 +1,89 @@
+//! What of a layout, or beside it, is not modelled: refused by name.
+
+use crate::issue::{Issue, IssueKind};
+use crate::model::family::Model;
+use crate::plan::Plan;
+use crate::recipe::optimizer::OptimizerName;
+use crate::recipe::parallel::{DataParallel, Fsdp2, Wrap};
+use crate::recipe::{Precision, Recipe};
+
+/// Families whose layers are one list of modules, held against recorded steps of wrapped models.
+const FAMILIES: [&str; 3] = ["llama", "qwen2", "gpt2"];
+
+/// What of the plan's layout, or beside it, is not modelled.
+pub(crate) fn refusals(model: &dyn Model, plan: &Plan) -> Vec<Issue> {
+    let (parallel, recipe) = (&plan.parallel, &plan.recipe);
+    if parallel.is_single() {
+        return Vec::new();
+    }
+    let mut issues = Vec::new();
+    let mut not = |field: &str, what: String| issues.push(Issue::new(field, IssueKind::NotModelled { what }));
+    for (size, field, what) in [
+        (parallel.tensor.size, "parallel.tensor.size", "tensor parallelism"),
+        (parallel.pipeline, "parallel.pipeline", "pipeline parallelism"),
+        (parallel.context, "parallel.context", "context parallelism"),
+        (parallel.expert, "parallel.expert", "expert parallelism"),
+    ] {
+        if size > 1 {
+            not(field, what.into());
+        }
+    }
+    let name = parallel.data.name();
+    let modelled = match &parallel.data {
+        DataParallel::None => true,
+        DataParallel::Fsdp2(options) => {
+            for (on, what) in fsdp2(options, parallel.data_ranks()) {
+                if on {
+                    not("parallel.data.fsdp2", what.into());
+                }
+            }
+            true
+        }
+        DataParallel::Ddp(_) | DataParallel::Fsdp1(_) | DataParallel::DeepSpeed(_) => false,
+    };
+    if !modelled {
+        not("parallel.data", name.into());
+        return issues;
+    }
+    if !FAMILIES.contains(&model.family()) {
+        not("parallel.data", format!("several GPUs with {}", model.family()));
+    }
+    for (on, field, what) in recipes(recipe) {
+        if on {
+            not(field, format!("{what} on several GPUs"));
+        }
+    }
+    issues
+}
+
+fn fsdp2(options: &Fsdp2, ranks: u64) -> [(bool, &'static str); 4] {
+    [
+        (options.offload_cpu, "shards in host memory"),
+        (options.wrap == Wrap::LayersAndEnds, "groups for the embedding and the head"),
+        (options.mixed_precision.output.is_some(), "a dtype for modules' outputs"),
+        (ranks / options.replicas.max(1) < 2, "fully_shard over one rank"),
+    ]
+}
+
+/// What is trained otherwise than the recorded steps were.
+fn recipes(recipe: &Recipe) -> [(bool, &'static str, &'static str); 11] {
+    let optimizer = &recipe.optimizer;
+    let plain = matches!(optimizer.name, OptimizerName::AdamW | OptimizerName::Adam | OptimizerName::Sgd);
+    let precise = matches!(
+        recipe.precision,
+        None | Some(Precision::Fp32 | Precision::AmpBf16 | Precision::PureBf16 | Precision::RuleOfThumb)
+    );
+    [
+        (recipe.lora.is_some(), "recipe.lora", "adapters"),
+        (recipe.quantization.is_some(), "recipe.quantization", "quantised weights"),
+        (recipe.float8, "recipe.float8", "FP8 products"),
+        (recipe.ema.is_some(), "recipe.ema", "an averaged copy of the weights"),
+        (recipe.load != crate::recipe::Load::Init, "recipe.load", "loading a checkpoint"),
+        (!recipe.freeze.is_empty(), "recipe.freeze", "frozen parts"),
+        (recipe.eval_after, "recipe.eval_after", "an evaluation"),
+        (recipe.keep_outputs, "recipe.keep_outputs", "kept outputs"),
+        (optimizer.in_backward, "recipe.optimizer.in_backward", "an optimizer in backward"),
+        (!plain, "recipe.optimizer.name", optimizer.name.name()),
+        (!precise, "recipe.precision", "this precision"),
+    ]
+}
