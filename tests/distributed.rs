@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use vram_budget::estimate::{estimate, quick};
 use vram_budget::measure::{Case, Figure, ReadingName};
 use vram_budget::plan::Plan;
+use vram_budget::reconcile::predict;
 
 const CASES: &str = include_str!("data/distributed-steps/cases.jsonl");
 
@@ -49,7 +50,27 @@ fn peaks_are_as_measured() {
         assert!(quantile(reserved, 95) <= 10.0, "{kind}");
     }
     let counts: Vec<(&str, usize)> = errors.iter().map(|(kind, [e, _])| (kind.as_str(), e.len())).collect();
-    assert_eq!(counts, [("fsdp2", 51), ("hsdp", 2), ("none", 4)]);
+    assert_eq!(counts, [("ddp", 26), ("fsdp2", 51), ("hsdp", 2), ("none", 4)]);
+}
+
+/// These wrappers' every reading is as measured, to the byte.
+#[test]
+fn data_parallel_readings_are_exact() {
+    let mut seen = 0;
+    for (case, plan, _) in cases() {
+        if !["ddp", "fsdp2", "hsdp", "none"].contains(&case.family.as_str()) {
+            continue;
+        }
+        let Ok(prediction) = predict(&plan) else { continue };
+        for reading in &case.readings {
+            let (Figure::Bytes(measured), Some(ours)) = (&reading.figure, prediction.0.get(&reading.name)) else {
+                continue;
+            };
+            assert_eq!(ours, measured, "{} {}", case.id, reading.name);
+        }
+        seen += 1;
+    }
+    assert_eq!(seen, 83);
 }
 
 /// A document without a layout is one GPU, and says nothing of it when it is written.

@@ -38,6 +38,8 @@ pub(crate) struct Gradient {
     pub(crate) hook: RefCell<Option<Hook>>,
     /// Whether it is the gradient of an activation that was made a leaf, not of a parameter.
     pub(crate) of_activation: Cell<bool>,
+    /// What it is cast to when it gathers (`Tensor.grad_dtype`); none: as it comes.
+    pub(crate) dtype: Cell<Option<Dtype>>,
 }
 
 impl Gradient {
@@ -361,6 +363,10 @@ fn gather(tape: &Tape, gathers: &Gradient, grad: Option<Tensor>, shape: &Shape) 
         gathers.call_hook(tape);
         return;
     }
+    let grad = match gathers.dtype.get() {
+        Some(dtype) if dtype != grad.dtype() => tape.cast_raw(&grad, dtype),
+        _ => grad,
+    };
     let kept = if grad.is_sole_reference() && grad.shape().lies_like(shape) {
         grad.detached()
     } else {
@@ -391,13 +397,6 @@ impl Tape {
             hook(tape);
             grads.to_vec()
         })
-    }
-}
-
-impl Gradient {
-    /// The dtype in which gradients arrive from here on (`Tensor.grad_dtype`).
-    pub(crate) fn set_dtype(node: &Node, dtype: Dtype) {
-        node.first.borrow_mut().dtype = dtype;
     }
 }
 

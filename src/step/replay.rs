@@ -4,6 +4,7 @@ use crate::allocator::{Allocator, BlockId, Config, OutOfMemory};
 use crate::bill::{Instant, Part};
 use crate::step::load::{QUANT_MAP, QUANT_STATE};
 use crate::step::log::{Event, Mark, TensorInfo};
+use crate::step::parallel::BUCKETS;
 use crate::step::readings::{EvalReadings, LoadReadings, MicroReadings, PrepareReadings, Readings, StepReadings};
 use crate::step::repeat::{copies, storages, visit};
 use crate::step::train::Walk;
@@ -52,6 +53,8 @@ pub struct Replay {
     live: [u64; 5],
     /// What the optimizer holds itself: no master weights, scaler or averaged copy.
     optimizer_state: Bytes,
+    /// Of gradients what is no parameter's `grad`.
+    buckets: Bytes,
     out: Readings,
     instant: Instant,
     /// Allocated at the end of the last phase.
@@ -69,6 +72,7 @@ impl Replay {
             parts: vec![None; storages],
             live: [0; 5],
             optimizer_state: Bytes::ZERO,
+            buckets: Bytes::ZERO,
             out: Readings::default(),
             instant: Instant::Forward,
             last: Bytes::ZERO,
@@ -130,11 +134,17 @@ impl Replay {
             if of_optimizer(part) {
                 self.optimizer_state += info.bytes;
             }
+            if info.scope == BUCKETS {
+                self.buckets += info.bytes;
+            }
         }
         if let Some(part) = before {
             self.live[part as usize] -= info.bytes.get();
             if of_optimizer(part) {
                 self.optimizer_state = self.optimizer_state - info.bytes;
+            }
+            if info.scope == BUCKETS {
+                self.buckets = self.buckets - info.bytes;
             }
         }
     }
@@ -226,7 +236,7 @@ impl Replay {
             Mark::ClipEnd => {}
             Mark::StepEnd => {
                 let (peak, before) = (self.note(), self.last);
-                let grads = part(&self.live, Part::Gradients);
+                let grads = part(&self.live, Part::Gradients) - self.buckets;
                 self.out.optimizer_state = self.optimizer_state;
                 self.step(|s| {
                     s.step_peak = peak;

@@ -204,7 +204,6 @@ fn run(
     tape.supply(Vec::new());
     tape.convert_to_float8(recipe.float8);
     tape.fuse(&recipe.liger);
-    let wrapped = parallel::wrap(&tape, model, built.as_ref(), plan, weights);
     let buffer = |n: u64| tape.empty(Shape::new(&[Dim::plain(n)]), Dtype::U8, Part::Weights, "buffer");
     let mut buffers: Vec<Tensor> = loaded.unwrap_or_else(|| {
         let after = if built.holds_buffers() { Vec::new() } else { model.buffer_bytes(weights) };
@@ -219,6 +218,7 @@ fn run(
     }
     let recomputes = recipe.checkpointing.recomputes_one_in().is_some();
     tape.set_inputs_need_grad(recomputes && (recipe.lora.is_some() || !recipe.freeze.is_empty()));
+    let wrapped = parallel::wrap(&tape, model, built.as_ref(), plan, weights);
     let trained = match (wrapped, &recipe.lora) {
         (Some(trained), _) => trained,
         (None, None) => freeze::trained(model, recipe, built.weights()),
@@ -538,7 +538,9 @@ impl<'a> Loop<'a> {
         let loss = t.with_autocast(self.autocast(), || {
             parallel::before_forward(t, ROOT, &mut []);
             let (loss, out) = self.model.forward(&self.run, &batch);
-            parallel::after_forward(t, ROOT, &[loss.clone(), out.clone()]);
+            let mut outs = [loss, out];
+            parallel::after_forward(t, ROOT, &mut outs);
+            let [loss, out] = outs;
             outputs.push(out);
             outputs.extend(self.model.take_outputs());
             loss
@@ -574,13 +576,14 @@ impl<'a> Loop<'a> {
 
     fn backward(&mut self) {
         let t = self.tape;
-        if self.recipe.grad_accum > 1
-            && let Some(loss) = &self.loss
-        {
-            let divided = t.mul_scalar(loss);
-            self.loss = Some(divided);
+        let Some(mut loss) = self.loss.clone() else { return };
+        if self.recipe.grad_accum > 1 {
+            loss = t.mul_scalar(&loss);
+            // `(loss / n).backward()` around a wrapped model, as its loops are measured; `loss = loss / n` without one.
+            if t.wrapper().is_none() {
+                self.loss = Some(loss.clone());
+            }
         }
-        let Some(loss) = self.loss.clone() else { return };
         let scaled = if self.precision == Precision::AmpFp16 {
             self.create_scaler();
             t.mul_scalar(&loss)

@@ -11,13 +11,13 @@ use crate::bill::Part;
 use crate::model::family::{Built, Model};
 use crate::plan::{Plan, Version};
 use crate::recipe::parallel::{Fsdp2, InitDevice, Reshard, Wrap};
-use crate::step::autograd::Gradient;
 use crate::step::freeze;
 use crate::step::log::Stream;
+use crate::step::parallel::flat::{chunk_cat_scratch, flat, split_copy_scratch};
 use crate::step::parallel::{ROOT, Wrapper, on_backward_of, on_backward_past};
 use crate::step::shape::{Dim, Shape};
 use crate::step::tape::Tape;
-use crate::step::tensor::{Dtype, Tensor};
+use crate::step::tensor::{Dtype, Table, Tensor};
 
 /// What a group is in the middle of (`TrainingState`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -154,7 +154,14 @@ pub(super) fn wrap(
     };
     let mut made: Vec<Option<Tensor>> = vec![None; weights.len()];
     match options.init {
-        InitDevice::Meta => made = weights.iter().map(|w| Some(shard(w))).collect(),
+        InitDevice::Meta => {
+            made = weights.iter().map(|w| Some(shard(w))).collect();
+            // `Module.to_empty` comes to a tied head after all others, and allocates it once more.
+            let table = |of: Table| weights.iter().position(|w| w.leaf().is_some_and(|leaf| leaf.table.get() == of));
+            if let (Some(words), None) = (table(Table::Embedding), table(Table::Head)) {
+                made[words] = Some(shard(&weights[words]));
+            }
+        }
         InitDevice::Cuda => {
             let whole = |w: &Tensor| {
                 w.enter_layer(tape);
@@ -185,11 +192,18 @@ pub(super) fn wrap(
             all_reduced: RefCell::default(),
         })
         .collect();
+    // Before 2.15 gradients were reduced in the dtype that they are computed in.
+    let compute = compute_dtype(options, original);
+    let default = if plan.framework.pytorch >= Version(2, 15) { original } else { compute };
+    let reduce = options.mixed_precision.reduce.map_or(default, Dtype::from);
     let mut trained = Vec::new();
     for (w, sharded) in weights.iter().zip(made) {
         let Some(sharded) = sharded else { continue };
         if sharded.is_trained() {
             trained.push(sharded.clone());
+        }
+        if let Some(leaf) = w.leaf() {
+            leaf.grad.dtype.set(Some(reduce));
         }
         let padded = split(w.shape(), n).1.numel().unwrap_or(0);
         let param = Param { unsharded: w.clone(), sharded, padded, kept: RefCell::default() };
@@ -197,14 +211,11 @@ pub(super) fn wrap(
             group.params.push(param);
         }
     }
-    // Before 2.15 gradients were reduced in the dtype that they are computed in.
-    let compute = compute_dtype(options, original);
-    let default = if plan.framework.pytorch >= Version(2, 15) { original } else { compute };
     let wrapper = FullyShard {
         shards: n,
         original,
         compute,
-        reduce: options.mixed_precision.reduce.map_or(default, Dtype::from),
+        reduce,
         groups,
         reduces: Cell::new(true),
         last_gathered: RefCell::default(),
@@ -216,15 +227,18 @@ pub(super) fn wrap(
     (wrapper, trained)
 }
 
-/// A flat tensor of `n` elements.
-fn flat(tape: &Tape, n: u64, dtype: Dtype, op: &'static str) -> Tensor {
-    tape.temp(Shape::new(&[Dim::plain(n)]), dtype, op)
-}
-
 impl FullyShard {
     fn group(&self, module: u32) -> Option<&Group> {
         // A module without parameters of its own has no group.
         self.groups.get(module as usize).filter(|group| !group.params.is_empty())
+    }
+
+    /// Ranks that a group is gathered from.
+    fn ranks_of_gather(&self, group: &Group) -> u64 {
+        match (group.state.get(), group.reshard) {
+            (State::Kept, Reshard::To(n)) => n.max(1),
+            _ => self.shards,
+        }
     }
 
     /// `FSDPParamGroup.unshard`: gathers into a flat buffer.
@@ -232,10 +246,8 @@ impl FullyShard {
         if group.gathered.borrow().is_some() || group.state.get() == State::Unsharded {
             return;
         }
-        let (inputs, ranks) = match (group.state.get(), group.reshard) {
-            (State::Kept, Reshard::To(n)) => (group.elements() / n.max(1), n),
-            _ => (group.elements() / self.shards, self.shards),
-        };
+        let ranks = self.ranks_of_gather(group);
+        let inputs = group.elements() / ranks;
         let out = tape.on_stream(Stream::CopyIn, || {
             // What is in that dtype already is read where it is.
             let casts = self.compute != self.original;
@@ -248,7 +260,7 @@ impl FullyShard {
     }
 
     /// `FSDPParamGroup.wait_for_unshard`: copies out of the flat buffer.
-    fn wait_for_unshard(&self, group: &Group) {
+    fn wait_for_unshard(&self, tape: &Tape, group: &Group) {
         let Some(gathered) = group.gathered.take() else { return };
         let forward = group.phase.get() == Phase::Forward;
         if forward {
@@ -257,6 +269,9 @@ impl FullyShard {
         for p in &group.params {
             p.unsharded.provide();
         }
+        let ranks = self.ranks_of_gather(group);
+        let parts: Vec<u64> = group.params.iter().map(|p| p.padded / ranks * self.compute.bytes()).collect();
+        split_copy_scratch(tape, &parts, ranks);
         for p in &group.params {
             p.kept.take();
         }
@@ -311,13 +326,13 @@ impl FullyShard {
     fn set_gradient_dtypes(&self, tape: &Tape, group: &Group, defer: bool) {
         for leaf in group.params.iter().filter_map(|p| p.unsharded.leaf()) {
             if !self.widens() {
-                Gradient::set_dtype(&leaf.accumulate, self.reduce);
+                leaf.grad.dtype.set(Some(self.reduce));
                 continue;
             }
             let mut gradient = leaf.grad.tensor.borrow_mut();
             if defer {
                 if gradient.is_some() || self.reduces.get() {
-                    Gradient::set_dtype(&leaf.accumulate, self.compute);
+                    leaf.grad.dtype.set(None);
                 }
                 continue;
             }
@@ -325,7 +340,7 @@ impl FullyShard {
                 let wide = tape.empty(*narrow.shape(), self.reduce, Part::Gradients, "gradient, cast");
                 *gradient = Some(wide);
             }
-            Gradient::set_dtype(&leaf.accumulate, self.reduce);
+            leaf.grad.dtype.set(Some(self.reduce));
         }
     }
 
@@ -335,7 +350,7 @@ impl FullyShard {
             return;
         }
         self.unshard(tape, group);
-        self.wait_for_unshard(group);
+        self.wait_for_unshard(tape, group);
         self.set_gradient_dtypes(tape, group, true);
         // The next one in backward is gathered ahead.
         let place = group.places.borrow_mut().pop();
@@ -378,11 +393,16 @@ impl FullyShard {
     }
 
     /// `foreach_reduce`: gradients are copied into one flat buffer, reduced, and become views of the result.
-    fn reduce(&self, tape: &Tape, group: &Group, gradients: Vec<(&Param, Tensor)>) {
+    fn reduce(&self, tape: &Tape, group: &Group, mut gradients: Vec<(&Param, Tensor)>) {
         let all: u64 = gradients.iter().map(|(p, _)| p.padded).sum();
         let input = flat(tape, all, self.reduce, "reduce-scatter input");
+        let parts: Vec<u64> = gradients.iter().map(|(p, _)| p.padded / self.shards * self.reduce.bytes()).collect();
+        chunk_cat_scratch(tape, &parts);
         let reduced: Vec<&Param> = gradients.iter().map(|(p, _)| *p).collect();
-        drop(gradients);
+        // A list lets go of its last item first.
+        while let Some((_, gradient)) = gradients.pop() {
+            drop(gradient);
+        }
         let (stream, replicated) = match self.options.replicas {
             1 => (Stream::ReduceScatter, false),
             _ => (Stream::AllReduce, true),
@@ -429,11 +449,11 @@ impl Wrapper for FullyShard {
         }
         group.phase.set(Phase::Forward);
         self.unshard(tape, group);
-        self.wait_for_unshard(group);
+        self.wait_for_unshard(tape, group);
         on_backward_past(tape, module, args);
     }
 
-    fn after_forward(&self, tape: &Tape, module: u32, outs: &[Tensor]) {
+    fn after_forward(&self, tape: &Tape, module: u32, outs: &mut [Tensor]) {
         if let Some(group) = self.group(module) {
             if group.phase.get() == Phase::PreBackward {
                 return;

@@ -4,6 +4,8 @@
 //! know. The step calls it at the places of [`Wrapper`]; gradients reach it by the hooks on parameters
 //! ([`crate::step::autograd`]). One file each knows one framework.
 
+mod ddp;
+mod flat;
 mod fsdp2;
 mod refusals;
 
@@ -14,10 +16,12 @@ use crate::model::family::{Built, Model, Parameter};
 use crate::plan::Plan;
 use crate::recipe::parallel::DataParallel;
 use crate::step::checkpoint::Layer;
+use crate::step::freeze;
 use crate::step::load::layer_of;
 use crate::step::tape::Tape;
 use crate::step::tensor::{Dtype, Tensor};
 
+pub(crate) use ddp::BUCKETS;
 pub(crate) use refusals::refusals;
 
 /// The model as a whole; its layers are counted from 1.
@@ -29,12 +33,16 @@ pub(crate) trait Wrapper: Debug {
     fn micro_batch(&self, _last: bool) {}
     /// Before the forward of a module; arguments may be replaced.
     fn before_forward(&self, _tape: &Tape, _module: u32, _args: &mut [Tensor]) {}
-    /// After the forward of a module.
-    fn after_forward(&self, _tape: &Tape, _module: u32, _outs: &[Tensor]) {}
+    /// After the forward of a module; outputs may be replaced.
+    fn after_forward(&self, _tape: &Tape, _module: u32, _outs: &mut [Tensor]) {}
     /// In backward, when the gradient of a module's output is there, if the wrapper asked for it ([`on_backward_of`]).
     fn before_backward(&self, _tape: &Tape, _module: u32) {}
     /// In backward, when the gradients of a module's inputs are there, if the wrapper asked for it ([`on_backward_past`]).
     fn past_backward(&self, _tape: &Tape, _module: u32) {}
+    /// In backward, when a parameter's gradient is there, if the wrapper asked for it ([`on_gradient`]); returns what stays.
+    fn gradient_ready(&self, _tape: &Tape, _at: usize, gradient: Tensor) -> Option<Tensor> {
+        Some(gradient)
+    }
     /// When backward has run (`queue_callback`).
     fn after_backward(&self, _tape: &Tape) {}
     /// Whether a layer is checkpointed inside of what is wrapped, so that the hooks run around the checkpoint.
@@ -78,10 +86,25 @@ pub(crate) fn wrap(
             let (wrapper, trained) = fsdp2::wrap(tape, model, built, plan, options, weights);
             (Rc::new(wrapper), Some(trained))
         }
+        DataParallel::Ddp(options) => {
+            let trained = freeze::trained(model, &plan.recipe, built.weights());
+            (Rc::new(ddp::wrap(tape, options, trained, model.buffer_bytes(weights))), None)
+        }
         _ => return None,
     };
     tape.set_wrapper(Some(wrapper));
     trained
+}
+
+/// Has [`Wrapper::gradient_ready`] called when the gradient of `param` is there.
+fn on_gradient(param: &Tensor, at: usize) {
+    if let Some(leaf) = param.leaf() {
+        let hook = move |tape: &Tape, gradient: Tensor| match tape.wrapper() {
+            Some(wrapper) => wrapper.gradient_ready(tape, at, gradient),
+            None => Some(gradient),
+        };
+        *leaf.grad.hook.borrow_mut() = Some(Box::new(hook));
+    }
 }
 
 /// Has [`Wrapper::before_backward`] called when the gradient of one of a module's outputs is there.
@@ -119,7 +142,7 @@ pub(crate) fn before_forward(tape: &Tape, module: u32, args: &mut [Tensor]) {
 }
 
 /// Runs the hooks after a module's forward.
-pub(crate) fn after_forward(tape: &Tape, module: u32, outs: &[Tensor]) {
+pub(crate) fn after_forward(tape: &Tape, module: u32, outs: &mut [Tensor]) {
     if let Some(wrapper) = tape.wrapper() {
         wrapper.after_forward(tape, module, outs);
     }
@@ -137,9 +160,9 @@ pub(crate) fn wrapped(
     let hooked = move |tape: &Tape, x: &[Tensor], run: &dyn Fn(&[Tensor]) -> Vec<Tensor>| {
         let mut args = x.to_vec();
         before_forward(tape, module, &mut args);
-        let outs = run(&args);
+        let mut outs = run(&args);
         drop(args);
-        after_forward(tape, module, &outs);
+        after_forward(tape, module, &mut outs);
         outs
     };
     if wrapper.checkpoints_inside() {

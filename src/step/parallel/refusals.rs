@@ -30,7 +30,7 @@ pub(crate) fn refusals(model: &dyn Model, plan: &Plan) -> Vec<Issue> {
     }
     let name = parallel.data.name();
     let modelled = match &parallel.data {
-        DataParallel::None => true,
+        DataParallel::None | DataParallel::Ddp(_) => true,
         DataParallel::Fsdp2(options) => {
             for (on, what) in fsdp2(options, parallel.data_ranks()) {
                 if on {
@@ -39,7 +39,7 @@ pub(crate) fn refusals(model: &dyn Model, plan: &Plan) -> Vec<Issue> {
             }
             true
         }
-        DataParallel::Ddp(_) | DataParallel::Fsdp1(_) | DataParallel::DeepSpeed(_) => false,
+        DataParallel::Fsdp1(_) | DataParallel::DeepSpeed(_) => false,
     };
     if !modelled {
         not("parallel.data", name.into());
