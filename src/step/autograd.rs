@@ -125,6 +125,11 @@ impl Node {
         Rc::new(node)
     }
 
+    /// The dtype in which its gradient arrives: the edge casts it.
+    pub(crate) fn set_dtype(&self, dtype: Dtype) {
+        self.first.borrow_mut().dtype = dtype;
+    }
+
     /// Does `change` to output `at`.
     fn with_output<T>(&self, at: u8, change: impl FnOnce(&mut Output) -> T) -> Option<T> {
         match usize::from(at).checked_sub(1) {

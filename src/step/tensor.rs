@@ -108,6 +108,8 @@ pub(crate) struct Leaf {
     pub(crate) frozen: Cell<bool>,
     /// Whether it is a table or the output head, which some optimizers treat apart.
     pub(crate) table: Cell<Table>,
+    /// Whether it is a linear layer's weight that lies [in, out].
+    pub(crate) lies_in_out: Cell<bool>,
     /// The pair that runs beside this linear weight.
     pub(crate) adapter: RefCell<Option<Rc<Adapter>>>,
     /// The trained copies that run in its place: in a linear layer, in a look-up.
@@ -243,6 +245,7 @@ impl Tensor {
             grad,
             frozen: Cell::new(false),
             table: Cell::default(),
+            lies_in_out: Cell::default(),
             adapter: RefCell::default(),
             copies: RefCell::default(),
             quantized,

@@ -135,6 +135,7 @@ pub(super) fn wrap(
 ) -> (FullyShard, Vec<Tensor>) {
     let n = shards(plan, options);
     let weights = built.weights();
+    weights.iter().filter_map(Tensor::leaf).for_each(|leaf| leaf.lies_in_out.set(model.linears_lie_in_out()));
     // The freezing is read off them when they are sharded.
     drop(freeze::trained(model, &plan.recipe, weights));
     let module_of = |w: &Tensor| match (options.wrap, w.leaf()) {
@@ -202,9 +203,7 @@ pub(super) fn wrap(
         if sharded.is_trained() {
             trained.push(sharded.clone());
         }
-        if let Some(leaf) = w.leaf() {
-            leaf.grad.dtype.set(Some(reduce));
-        }
+        set_dtype(w, Some(reduce), compute);
         let padded = split(w.shape(), n).1.numel().unwrap_or(0);
         let param = Param { unsharded: w.clone(), sharded, padded, kept: RefCell::default() };
         if let Some(group) = groups.get_mut(module_of(w) as usize) {
@@ -225,6 +224,15 @@ pub(super) fn wrap(
         options: options.clone(),
     };
     (wrapper, trained)
+}
+
+/// `Tensor.grad_dtype`; none: as gradients come. The gradient of a linear layer's weight passes its transposition first, and
+/// is cast when the product's backward is over.
+fn set_dtype(param: &Tensor, dtype: Option<Dtype>, compute: Dtype) {
+    let Some(leaf) = param.leaf() else { return };
+    let transposed = param.shape().rank() == 2 && leaf.table.get() != Table::Embedding && !leaf.lies_in_out.get();
+    leaf.grad.dtype.set(dtype.filter(|_| transposed));
+    leaf.accumulate.set_dtype(dtype.filter(|_| !transposed).unwrap_or(compute));
 }
 
 impl FullyShard {
@@ -324,15 +332,16 @@ impl FullyShard {
 
     /// `_set_unsharded_grad_dtypes`.
     fn set_gradient_dtypes(&self, tape: &Tape, group: &Group, defer: bool) {
-        for leaf in group.params.iter().filter_map(|p| p.unsharded.leaf()) {
+        for p in &group.params {
+            let Some(leaf) = p.unsharded.leaf() else { continue };
             if !self.widens() {
-                leaf.grad.dtype.set(Some(self.reduce));
+                set_dtype(&p.unsharded, Some(self.reduce), self.compute);
                 continue;
             }
             let mut gradient = leaf.grad.tensor.borrow_mut();
             if defer {
                 if gradient.is_some() || self.reduces.get() {
-                    leaf.grad.dtype.set(None);
+                    set_dtype(&p.unsharded, None, self.compute);
                 }
                 continue;
             }
@@ -340,7 +349,7 @@ impl FullyShard {
                 let wide = tape.empty(*narrow.shape(), self.reduce, Part::Gradients, "gradient, cast");
                 *gradient = Some(wide);
             }
-            leaf.grad.dtype.set(Some(self.reduce));
+            set_dtype(&p.unsharded, Some(self.reduce), self.compute);
         }
     }
 
