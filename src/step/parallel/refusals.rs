@@ -66,7 +66,7 @@ fn fsdp2(options: &Fsdp2, ranks: u64) -> [(bool, &'static str); 4] {
 }
 
 /// What is trained otherwise than the recorded steps were.
-fn recipes(recipe: &Recipe) -> [(bool, &'static str, &'static str); 11] {
+fn recipes(recipe: &Recipe) -> [(bool, &'static str, &'static str); 12] {
     let optimizer = &recipe.optimizer;
     let plain = matches!(optimizer.name, OptimizerName::AdamW | OptimizerName::Adam | OptimizerName::Sgd);
     let precise = matches!(
@@ -76,6 +76,7 @@ fn recipes(recipe: &Recipe) -> [(bool, &'static str, &'static str); 11] {
     [
         (recipe.lora.is_some(), "recipe.lora", "adapters"),
         (recipe.quantization.is_some(), "recipe.quantization", "quantised weights"),
+        (!recipe.liger.is_empty(), "recipe.liger", "Liger's kernels"),
         (recipe.float8, "recipe.float8", "FP8 products"),
         (recipe.ema.is_some(), "recipe.ema", "an averaged copy of the weights"),
         (recipe.load != crate::recipe::Load::Init, "recipe.load", "loading a checkpoint"),
