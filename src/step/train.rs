@@ -185,14 +185,14 @@ fn run(
         tape.supply(loaded.weights);
         loaded.buffers
     });
-    if let Some(gathered) = parallel::gathered(&tape, model, plan, weights) {
+    let gathered = parallel::gathered(&tape, model, plan, weights);
+    let on_device = loaded.is_none() && gathered.is_none();
+    if let Some(gathered) = gathered {
         tape.supply(gathered);
     }
     let built = model.build(&tape, weights);
     // A head is made before it is tied to the table of words, and goes away then. A measurement empties the cache after it.
-    if loaded.is_none()
-        && let Some(words) = model.parameters().iter().find(|p| of_vocabulary(p)).filter(|p| p.linear)
-    {
+    if on_device && let Some(words) = model.parameters().iter().find(|p| of_vocabulary(p)).filter(|p| p.linear) {
         drop(tape.empty(words.shape, weights, Part::Weights, "untied head"));
         tape.empty_cache();
     }
