@@ -2,6 +2,8 @@
 
 mod slices;
 
+use std::borrow::Cow;
+
 use serde::{Deserialize, Serialize};
 
 use crate::allocator::{AllocConf, Config};
@@ -10,7 +12,7 @@ use crate::issue::{Issue, IssueKind};
 use crate::machine::{Capability, Hardware};
 use crate::model::{Model, ModelSource, ReadModel, presets, read_config};
 use crate::plan::{Framework, Plan, Version};
-use crate::recipe::{LigerKernel, Loss, Precision, SdpaBackend};
+use crate::recipe::{LigerKernel, Loss, Method, Precision, SdpaBackend};
 use crate::rule_of_thumb::{Thumb, rule_of_thumb};
 use crate::step::capacity::{SmallestCard, completes, smallest_card};
 use crate::step::ops::FLOAT8_MULTIPLE;
@@ -133,6 +135,7 @@ impl Job {
             }
             issues.extend(crate::step::load::issues(read.model.as_ref(), &plan.recipe));
             issues.extend(crate::step::parallel::refusals(read.model.as_ref(), plan));
+            issues.extend(crate::step::actors::issues(read.model.as_ref(), plan));
             if plan.recipe.float8 {
                 issues.extend(float8_issues(read.model.as_ref(), plan, hardware.as_ref().and_then(|h| h.capability)));
             }
@@ -148,6 +151,8 @@ impl Job {
             (Some(read), Some(hardware), Some(alloc_conf)) if issues.is_empty() => {
                 let (device, capability_assumed) = device(hardware.capability);
                 let ReadModel { model, text_part_only } = read;
+                let scores = matches!(plan.recipe.method, Some(Method::Reward(_)));
+                let model = model.scored().filter(|_| scores).unwrap_or(model);
                 Ok(Self { model, text_part_only, device, capability_assumed, hardware, alloc_conf })
             }
             _ => Err(issues),
@@ -161,12 +166,21 @@ impl Job {
         Config { alloc_conf: self.alloc_conf.clone(), events_pending, ..Config::new(plan.framework.pytorch) }
     }
 
+    /// The plan as its method's trainer changes it.
+    fn as_trained<'a>(&self, plan: &'a Plan) -> Cow<'a, Plan> {
+        match plan.recipe.method {
+            None => Cow::Borrowed(plan),
+            Some(_) => Cow::Owned(Plan { recipe: plan.recipe.prepared(), ..plan.clone() }),
+        }
+    }
+
     /// Walks two steps: the first creates the optimizer's states, the second is the steady one.
     ///
     /// # Errors
     /// [`IssueKind::TooLarge`] when a tensor exceeds what the arithmetic carries.
     pub fn walk(&self, plan: &Plan, precision: Precision) -> Result<Walk, Vec<Issue>> {
-        walk(self.model.as_ref(), plan, precision, self.device, Steps::FirstAndSteady).map_err(too_large)
+        walk(self.model.as_ref(), &self.as_trained(plan), precision, self.device, Steps::FirstAndSteady)
+            .map_err(too_large)
     }
 
     /// As [`Job::walk`], of identical layers only a few: enough for the replay.
@@ -174,7 +188,8 @@ impl Job {
     /// # Errors
     /// [`IssueKind::TooLarge`] when a tensor exceeds what the arithmetic carries.
     pub fn walk_short(&self, plan: &Plan, precision: Precision) -> Result<Walk, Vec<Issue>> {
-        walk_short(self.model.as_ref(), plan, precision, self.device, Steps::FirstAndSteady).map_err(too_large)
+        walk_short(self.model.as_ref(), &self.as_trained(plan), precision, self.device, Steps::FirstAndSteady)
+            .map_err(too_large)
     }
 
     /// Walks one steady step, of identical layers only a few: enough for the bill.
@@ -182,7 +197,7 @@ impl Job {
     /// # Errors
     /// [`IssueKind::TooLarge`] when a tensor exceeds what the arithmetic carries.
     pub fn walk_steady(&self, plan: &Plan, precision: Precision) -> Result<Walk, Vec<Issue>> {
-        walk_steady(self.model.as_ref(), plan, precision, self.device).map_err(too_large)
+        walk_steady(self.model.as_ref(), &self.as_trained(plan), precision, self.device).map_err(too_large)
     }
 }
 
@@ -374,7 +389,7 @@ fn parted(mut readings: Readings, plan: &Plan, job: &Job, precision: Precision) 
     let masks = mask.saturating_mul(job.model.layers());
     readings.buffers = Bytes(buffers.into_iter().fold(masks, u64::saturating_add));
     readings.params = readings.params.saturating_sub(readings.buffers);
-    readings.optimizer_state_host = crate::step::train::paged_states(job.model.as_ref(), &plan.recipe);
+    readings.optimizer_state_host = crate::step::train::paged_states(job.model.as_ref(), &job.as_trained(plan).recipe);
     readings
 }
 

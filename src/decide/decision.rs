@@ -109,8 +109,8 @@ impl<'a> Situated<'a> {
 
     fn throughput(&self) -> Option<Throughput> {
         let run = self.runs.dearest();
-        // What ranks say to each other takes time that is not modelled.
-        if !run.plan.parallel.is_single() {
+        // What several models and phases take, and what ranks say to each other, is not modelled.
+        if run.plan.recipe.method.is_some() || !run.plan.parallel.is_single() {
             return None;
         }
         throughput::rough(&Work::of(&run.plan)?, &run.plan.recipe, &self.hardware)

@@ -220,6 +220,11 @@ fn readings(result: &Map<String, Value>) -> Vec<Reading> {
             add(ReadingName::Eval(reading), whole(eval, reading.name()));
         }
     }
+    if let Some(Value::Object(phases)) = result.get("phases") {
+        for phase in ReadingName::PHASES {
+            add(ReadingName::Phase(phase), whole(phases, phase.name()));
+        }
+    }
     for which in Which::ALL {
         let Some(Value::Object(step)) = result.get(which.name()) else { continue };
         for reading in StepReading::ALL {

@@ -5,6 +5,8 @@ use core::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+use crate::step::log::Phase;
+
 /// One figure, or why there is none.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -202,6 +204,8 @@ pub enum ReadingName {
     OptimizerStateHost,
     /// A reading of the evaluation after the steps.
     Eval(EvalReading),
+    /// Highest during a phase beside the training step, over both steps.
+    Phase(Phase),
     /// Highest allocated over the run.
     MaxAllocated,
     /// Highest reserved over the run.
@@ -284,6 +288,10 @@ impl ReadingName {
         Self::QuantState,
     ];
 
+    /// The phases that are read by themselves: those beside the training step.
+    pub const PHASES: [Phase; 5] =
+        [Phase::Generation, Phase::OldLogProbs, Phase::Reference, Phase::Reward, Phase::Values];
+
     /// Which of the totals it is one of.
     #[must_use]
     pub const fn tier(self) -> TierName {
@@ -297,12 +305,14 @@ impl ReadingName {
     pub fn all() -> impl Iterator<Item = Self> {
         let of_steps = Which::ALL.into_iter().flat_map(|w| StepReading::ALL.into_iter().map(move |r| Self::Step(w, r)));
         let of_eval = EvalReading::ALL.into_iter().map(Self::Eval);
-        Self::LOADING.into_iter().chain([Self::Params, Self::Base]).chain(of_steps).chain(of_eval).chain([
-            Self::OptimizerState,
-            Self::OptimizerStateHost,
-            Self::MaxAllocated,
-            Self::MaxReserved,
-        ])
+        let of_phases = Self::PHASES.into_iter().map(Self::Phase);
+        Self::LOADING
+            .into_iter()
+            .chain([Self::Params, Self::Base])
+            .chain(of_steps)
+            .chain(of_eval)
+            .chain(of_phases)
+            .chain([Self::OptimizerState, Self::OptimizerStateHost, Self::MaxAllocated, Self::MaxReserved])
     }
 
     /// Whether the reading is a difference between two instants.
@@ -329,6 +339,7 @@ impl fmt::Display for ReadingName {
             Self::Base => f.write_str("base"),
             Self::Step(which, reading) => write!(f, "{}.{}", which.name(), reading.name()),
             Self::Eval(reading) => write!(f, "eval.{}", reading.name()),
+            Self::Phase(phase) => write!(f, "phase.{}", phase.name()),
             Self::OptimizerState => f.write_str("optimizer_state"),
             Self::OptimizerStateHost => f.write_str("optimizer_state_host"),
             Self::MaxAllocated => f.write_str("max_allocated"),

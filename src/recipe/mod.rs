@@ -4,6 +4,7 @@ mod activation;
 mod adapter;
 mod lengths;
 mod limits;
+mod method;
 pub mod optimizer;
 pub mod parallel;
 mod quantization;
@@ -14,6 +15,7 @@ pub use activation::{Checkpointing, LigerKernel, Loss};
 pub use adapter::{ALL_LINEAR, FloatName, Lora, LoraBias, MAX_LORA_RANK};
 pub use lengths::{Batching, Distribution, Lengths};
 pub use limits::{MAX_GRAD_ACCUM, MAX_LOSS_CHUNKS, MAX_MICRO_BATCH, MAX_SEQ_LEN};
+pub use method::{Dpo, Method, Pairs, Reference, Rollout, Vllm};
 pub use optimizer::{Optimizer, OptimizerImpl, OptimizerName, ScaleType};
 pub use parallel::Parallel;
 pub use quantization::{Load, QuantKind, Quantization};
@@ -81,6 +83,9 @@ pub struct Recipe {
     pub freeze: Vec<String>,
     /// Whether a batch is evaluated after the steps, without gradients, its outputs alive at the end.
     pub eval_after: bool,
+    /// Preferences, rewards or reinforcement learning; `None`: the plain step on next tokens.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub method: Option<Method>,
 }
 
 impl Default for Recipe {
@@ -108,6 +113,7 @@ impl Default for Recipe {
             liger: Vec::new(),
             freeze: Vec::new(),
             eval_after: false,
+            method: None,
         }
     }
 }

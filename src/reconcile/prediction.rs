@@ -73,6 +73,9 @@ impl From<&Readings> for Prediction {
             };
             all.extend(EvalReading::ALL.map(|reading| (ReadingName::Eval(reading), of(reading))));
         }
+        for of in readings.phases.iter().filter(|of| ReadingName::PHASES.contains(&of.phase)) {
+            all.insert(ReadingName::Phase(of.phase), signed(of.allocated));
+        }
         Self(all)
     }
 }

@@ -120,7 +120,7 @@ pub(crate) fn load(tape: &Tape, model: &dyn Model, recipe: &Recipe, precision: P
                 drop(value);
                 made
             }
-            _ => (tape.empty(shape, dtype, Part::Weights, "parameter"), Vec::new()),
+            _ => (tape.empty(shape, dtype, Part::Weights, tape.parameters_name()), Vec::new()),
         };
         data[i] = Some(made);
     }

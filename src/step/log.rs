@@ -2,6 +2,8 @@
 
 use core::cell::{Cell, RefCell};
 
+use serde::{Deserialize, Serialize};
+
 use crate::bill::{Instant, Part};
 use crate::step::shape::{Dim, MAX_RANK, Shape};
 use crate::units::{Bytes, MAX_DOCUMENT_BYTES};
@@ -101,6 +103,63 @@ pub enum Mark {
     Evaluation,
     /// Its loss and outputs are there.
     EvaluationEnd,
+    /// What follows belongs to this phase.
+    Phase(Phase),
+}
+
+/// A phase of a job: what it does between two points at which something else holds memory. In order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Phase {
+    /// The weights come onto the device.
+    Load,
+    /// What is not quantised is taken to FP32.
+    Prepare,
+    /// Completions are generated.
+    Generation,
+    /// The policy scores what it generated, before it changes.
+    OldLogProbs,
+    /// The reference scores.
+    Reference,
+    /// The reward model scores.
+    Reward,
+    /// The critic values.
+    Values,
+    /// Forward, backward and the optimizer step.
+    Update,
+    /// A batch without gradients.
+    Evaluation,
+}
+
+impl Phase {
+    /// All of them, in order.
+    pub const ALL: [Self; 9] = [
+        Self::Load,
+        Self::Prepare,
+        Self::Generation,
+        Self::OldLogProbs,
+        Self::Reference,
+        Self::Reward,
+        Self::Values,
+        Self::Update,
+        Self::Evaluation,
+    ];
+
+    /// The name in documents.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Load => "load",
+            Self::Prepare => "prepare",
+            Self::Generation => "generation",
+            Self::OldLogProbs => "old_log_probs",
+            Self::Reference => "reference",
+            Self::Reward => "reward",
+            Self::Values => "values",
+            Self::Update => "update",
+            Self::Evaluation => "evaluation",
+        }
+    }
 }
 
 /// One storage: its size and what it is.

@@ -4,6 +4,7 @@
 //! [`autograd`] runs backward in PyTorch's order; [`checkpoint`] drops and runs again; [`train`] is the loop around
 //! them; [`replay`] runs the list through the caching allocator, and [`readings`] are what a loop would have read. Families (in [`crate::model`]) say which operations run; optimizers (in [`crate::recipe`]) what a step adds.
 
+pub(crate) mod actors;
 pub(crate) mod adapters;
 pub mod autograd;
 pub mod capacity;

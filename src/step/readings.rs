@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::step::log::Phase;
 use crate::units::Bytes;
 
 /// Readings of one optimizer step, in allocated bytes. Peaks are absolute and reset between phases; deltas lie between
@@ -96,6 +97,52 @@ pub struct EvalReadings {
     pub reserved: Bytes,
 }
 
+/// What holds memory in a phase.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Holder {
+    /// The trained model's parameters and buffers.
+    Weights,
+    /// The parameters of models beside it.
+    OtherModels,
+    /// Optimizer states and master weights.
+    States,
+    /// Gradients of parameters.
+    Gradients,
+    /// Tensors kept for backward, cast copies of weights, and the batch.
+    Activations,
+    /// The keys and values of what has been generated.
+    Cache,
+    /// Everything else.
+    Temporary,
+}
+
+impl Holder {
+    /// All of them, in order of lifetime, longest first.
+    pub const ALL: [Self; 7] = [
+        Self::Weights,
+        Self::OtherModels,
+        Self::States,
+        Self::Gradients,
+        Self::Activations,
+        Self::Cache,
+        Self::Temporary,
+    ];
+}
+
+/// Readings of one phase, over both steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PhaseReadings {
+    /// Which.
+    pub phase: Phase,
+    /// The most allocated at once.
+    pub allocated: Bytes,
+    /// The most reserved at once.
+    pub reserved: Bytes,
+    /// What held memory when the most was requested at once, in requested bytes, in the order of [`Holder::ALL`].
+    pub held: [Bytes; 7],
+}
+
 /// Readings of a run: what exists before the first step, the first step, the steady one, and the run's maxima.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Readings {
@@ -121,6 +168,9 @@ pub struct Readings {
     /// The evaluation after them, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eval: Option<EvalReadings>,
+    /// Each phase of the job, in order.
+    #[serde(skip)]
+    pub phases: Vec<PhaseReadings>,
     /// The optimizer's states after the last step, in requested bytes.
     pub optimizer_state: Bytes,
     /// The optimizer's states in managed memory.
@@ -151,6 +201,13 @@ impl Readings {
     #[must_use]
     pub fn highest_reserved(&self) -> Bytes {
         self.load.map_or(self.max_reserved, |load| load.max_reserved.max(self.max_reserved))
+    }
+
+    /// The phase in which the most is allocated.
+    #[must_use]
+    pub fn binding_phase(&self) -> Option<Phase> {
+        // The last of equals: an update is named before what it equals.
+        self.phases.iter().max_by_key(|p| p.allocated).map(|p| p.phase)
     }
 
     /// The first step.

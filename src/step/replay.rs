@@ -2,10 +2,13 @@
 
 use crate::allocator::{Allocator, BlockId, Config, OutOfMemory};
 use crate::bill::{Instant, Part};
+use crate::step::actors;
 use crate::step::load::{QUANT_MAP, QUANT_STATE};
-use crate::step::log::{Event, Mark, TensorInfo};
+use crate::step::log::{Event, Mark, Phase, TensorInfo};
 use crate::step::parallel::BUCKETS;
-use crate::step::readings::{EvalReadings, LoadReadings, MicroReadings, PrepareReadings, Readings, StepReadings};
+use crate::step::readings::{
+    EvalReadings, Holder, LoadReadings, MicroReadings, PhaseReadings, PrepareReadings, Readings, StepReadings,
+};
 use crate::step::repeat::{copies, storages, visit};
 use crate::step::train::Walk;
 use crate::units::Bytes;
@@ -49,8 +52,14 @@ pub struct Replay {
     /// By storage, every layer written out.
     blocks: Vec<BlockId>,
     parts: Vec<Option<Part>>,
-    /// Requested bytes per part.
-    live: [u64; 5],
+    /// Requested bytes per holder, and in all.
+    live: [u64; 7],
+    total: u64,
+    /// The phase, and when in it the most was requested: how much, and by whom.
+    phase: Option<Phase>,
+    most: (u64, [u64; 7]),
+    /// The peak of allocated memory before the phase began, since the last reset.
+    carried: Bytes,
     /// What the optimizer holds itself: no master weights, scaler or averaged copy.
     optimizer_state: Bytes,
     /// Of gradients what is no parameter's `grad`.
@@ -70,7 +79,11 @@ impl Replay {
             allocator: Allocator::new(config),
             blocks: vec![BlockId::NULL; storages],
             parts: vec![None; storages],
-            live: [0; 5],
+            live: [0; 7],
+            total: 0,
+            phase: Some(Phase::Load),
+            most: (0, [0; 7]),
+            carried: Bytes::ZERO,
             optimizer_state: Bytes::ZERO,
             buckets: Bytes::ZERO,
             out: Readings::default(),
@@ -92,6 +105,7 @@ impl Replay {
     pub fn finish(mut self) -> Readings {
         self.note();
         let stats = self.allocator.stats();
+        self.out.phases.sort_by_key(|p| p.phase);
         self.out.segments = stats.segments.current;
         self.out.num_alloc_retries = stats.num_alloc_retries;
         self.out
@@ -129,17 +143,9 @@ impl Replay {
     fn serves(&mut self, at: usize, info: &TensorInfo, part: Option<Part>) {
         let before = core::mem::replace(&mut self.parts[at], part);
         let of_optimizer = |part: Part| part == Part::States && info.scope == "optimizer";
-        if let Some(part) = part {
-            self.live[part as usize] += info.bytes.get();
-            if of_optimizer(part) {
-                self.optimizer_state += info.bytes;
-            }
-            if info.scope == BUCKETS {
-                self.buckets += info.bytes;
-            }
-        }
         if let Some(part) = before {
-            self.live[part as usize] -= info.bytes.get();
+            self.live[holder(part, info) as usize] -= info.bytes.get();
+            self.total -= info.bytes.get();
             if of_optimizer(part) {
                 self.optimizer_state = self.optimizer_state - info.bytes;
             }
@@ -147,29 +153,72 @@ impl Replay {
                 self.buckets = self.buckets - info.bytes;
             }
         }
+        if let Some(part) = part {
+            self.live[holder(part, info) as usize] += info.bytes.get();
+            self.total += info.bytes.get();
+            if self.total > self.most.0 {
+                self.most = (self.total, self.live);
+            }
+            if of_optimizer(part) {
+                self.optimizer_state += info.bytes;
+            }
+            if info.scope == BUCKETS {
+                self.buckets += info.bytes;
+            }
+        }
     }
 
-    /// The peak of allocated memory since the last reset; keeps the run's maxima.
+    /// The peak of allocated memory since the last reset; keeps the run's and the phase's maxima.
     fn note(&mut self) -> Bytes {
+        self.settle();
         let stats = self.allocator.stats();
         let out = &mut self.out;
         out.max_requested = out.max_requested.max(stats.requested.peak);
         out.max_allocated = out.max_allocated.max(stats.allocated.peak);
         out.max_reserved = out.max_reserved.max(stats.reserved.peak);
         out.inactive_split_max = out.inactive_split_max.max(stats.inactive_split.peak);
-        stats.allocated.peak
+        stats.allocated.peak.max(self.carried)
     }
 
     fn reset(&mut self) {
         self.note();
+        self.carried = Bytes::ZERO;
         self.allocator.reset_peaks();
+    }
+
+    /// Keeps the phase's maxima.
+    fn settle(&mut self) {
+        let Some(phase) = self.phase else { return };
+        let stats = self.allocator.stats();
+        let (allocated, reserved) = (stats.allocated.peak, stats.reserved.peak);
+        let all = &mut self.out.phases;
+        let at = all.iter().position(|p| p.phase == phase).unwrap_or_else(|| {
+            all.push(PhaseReadings { phase, allocated, reserved, held: [Bytes::ZERO; 7] });
+            all.len() - 1
+        });
+        if let Some(kept) = all.get_mut(at) {
+            kept.allocated = kept.allocated.max(allocated);
+            kept.reserved = kept.reserved.max(reserved);
+            if self.most.0 > kept.held.iter().map(|b| b.get()).sum() {
+                kept.held = self.most.1.map(Bytes);
+            }
+        }
+        self.most = (0, [0; 7]);
+    }
+
+    /// What follows belongs to another phase, if to one that is told apart.
+    fn turn_to(&mut self, phase: Option<Phase>) {
+        self.phase = phase;
+        self.most = (0, [0; 7]);
     }
 
     fn read(&mut self, walk: &Walk, mark: Mark) {
         let now = self.allocator.stats().allocated.current;
-        let part = |live: &[u64; 5], p: Part| Bytes(live[p as usize]);
+        let held = |live: &[u64; 7], p: Holder| Bytes(live[p as usize]);
         match mark {
             Mark::Loaded => {
+                self.phase = Some(Phase::Load);
+                self.settle();
                 let stats = self.allocator.stats();
                 self.out.load = Some(LoadReadings {
                     allocated: now,
@@ -181,13 +230,17 @@ impl Replay {
             Mark::LoadedAndEmptied => {
                 self.allocator.reset_peaks();
                 self.last = now;
+                self.turn_to(Some(Phase::Prepare));
             }
             Mark::Prepared => {
+                self.settle();
+                self.turn_to(Some(Phase::Load));
                 let peak = self.allocator.stats().allocated.peak;
                 self.out.prepare = Some(PrepareReadings { delta: difference(now, self.last), peak });
             }
             Mark::Base => {
                 // Loading's own peaks are apart; what came after counts.
+                self.turn_to(None);
                 if self.out.load.is_some() {
                     self.note();
                 }
@@ -196,12 +249,13 @@ impl Replay {
                 let apart = |op: &str| walk.tensors.iter().filter(|t| t.op == op).map(bytes).sum();
                 self.out.quant_state = Bytes(apart(QUANT_STATE));
                 let states = self.out.quant_state.get() + apart(QUANT_MAP);
-                self.out.params = part(&self.live, Part::Weights).saturating_sub(Bytes(states));
+                self.out.params = held(&self.live, Holder::Weights).saturating_sub(Bytes(states));
                 self.out.base = now;
                 self.out.base_reserved = self.allocator.stats().reserved.current;
             }
             Mark::Step => {
                 self.reset();
+                self.turn_to(Some(Phase::Update));
                 self.out.steps.push(StepReadings { base: now, ..StepReadings::default() });
             }
             Mark::MicroBatch => {
@@ -234,9 +288,14 @@ impl Replay {
                 });
             }
             Mark::ClipEnd => {}
+            Mark::Phase(phase) => {
+                self.carried = self.note();
+                self.allocator.reset_peaks();
+                self.turn_to(Some(phase));
+            }
             Mark::StepEnd => {
                 let (peak, before) = (self.note(), self.last);
-                let grads = part(&self.live, Part::Gradients) - self.buckets;
+                let grads = held(&self.live, Holder::Gradients) - self.buckets;
                 self.out.optimizer_state = self.optimizer_state;
                 self.step(|s| {
                     s.step_peak = peak;
@@ -252,6 +311,7 @@ impl Replay {
             }
             Mark::Evaluation => {
                 self.reset();
+                self.turn_to(Some(Phase::Evaluation));
                 self.out.eval = Some(EvalReadings { base: now, ..EvalReadings::default() });
             }
             Mark::EvaluationEnd => {
@@ -300,6 +360,19 @@ fn close_micro(s: &mut StepReadings) {
     }
     if s.micro.len() == 1 {
         s.micro.clear();
+    }
+}
+
+/// Whose a tensor is.
+fn holder(part: Part, info: &TensorInfo) -> Holder {
+    match part {
+        Part::Weights if actors::OTHERS.contains(&info.op) => Holder::OtherModels,
+        Part::Weights => Holder::Weights,
+        Part::States => Holder::States,
+        Part::Gradients => Holder::Gradients,
+        Part::Activations if info.op == actors::CACHE => Holder::Cache,
+        Part::Activations => Holder::Activations,
+        Part::Temporary => Holder::Temporary,
     }
 }
 

@@ -54,6 +54,10 @@ pub(crate) struct State {
     wrapper: RefCell<Option<Rc<dyn Wrapper>>>,
     instant: Cell<Instant>,
     inputs_need_grad: Cell<bool>,
+    /// Whether low-rank pairs and trained copies run.
+    adapters: Cell<bool>,
+    /// What parameters that are built are called: whose they are.
+    parameters: Cell<&'static str>,
     /// Parameters that are on the device already, by their place among the model's.
     supplied: RefCell<Vec<Tensor>>,
     float8: Cell<bool>,
@@ -102,6 +106,8 @@ impl Tape {
             wrapper: RefCell::default(),
             instant: Cell::new(Instant::Forward),
             inputs_need_grad: Cell::new(false),
+            adapters: Cell::new(true),
+            parameters: Cell::new(PARAMETER),
             supplied: RefCell::default(),
             float8: Cell::new(false),
             liger: Cell::new(0),
@@ -345,6 +351,30 @@ impl Tape {
         if self.0.training.get() { p } else { 0.0 }
     }
 
+    /// Runs `body` with adapters off (`model.disable_adapter()`).
+    pub(crate) fn without_adapters<T>(&self, body: impl FnOnce() -> T) -> T {
+        self.0.adapters.set(false);
+        let out = body();
+        self.0.adapters.set(true);
+        out
+    }
+
+    pub(crate) fn adapters_run(&self) -> bool {
+        self.0.adapters.get()
+    }
+
+    /// Runs `body`, what it builds being `whose` parameters.
+    pub(crate) fn building<T>(&self, whose: &'static str, body: impl FnOnce() -> T) -> T {
+        let before = self.0.parameters.replace(whose);
+        let out = body();
+        self.0.parameters.set(before);
+        out
+    }
+
+    pub(crate) fn parameters_name(&self) -> &'static str {
+        self.0.parameters.get()
+    }
+
     pub(crate) fn inputs_need_grad(&self) -> bool {
         self.0.inputs_need_grad.get()
     }
@@ -475,6 +505,8 @@ impl Tape {
     }
 }
 
+/// What the trained model's parameters are called.
+pub(crate) const PARAMETER: &str = "parameter";
 /// cuBLASLt workspace.
 const BLAS_LT_WORKSPACE: u64 = 1 << 20;
 /// cuBLAS workspace before Hopper: `:4096:2:16:8`, 8 MiB and 128 KiB (`getChosenWorkspaceSize`, ATen/cuda).

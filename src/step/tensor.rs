@@ -224,7 +224,7 @@ impl Tensor {
     /// A trainable parameter of the model: a leaf that gathers a gradient.
     #[must_use]
     pub fn parameter(tape: &Tape, id: u32, shape: Shape, dtype: Dtype) -> Self {
-        Self::leaf_of(tape, id, shape, dtype, Part::Weights, "parameter")
+        Self::leaf_of(tape, id, shape, dtype, Part::Weights, tape.parameters_name())
     }
 
     /// A leaf that serves `part`.
@@ -337,7 +337,8 @@ impl Tensor {
 
     /// What runs in its place (`modules_to_save`), itself where nothing does.
     pub(crate) fn in_use(&self, at: usize) -> Self {
-        let copy = self.leaf().and_then(|leaf| leaf.copies.borrow()[at].clone());
+        let runs = self.0.storage.as_ref().is_some_and(|storage| storage.tape.adapters_run());
+        let copy = self.leaf().filter(|_| runs).and_then(|leaf| leaf.copies.borrow()[at].clone());
         copy.unwrap_or_else(|| self.clone())
     }
 

@@ -12,6 +12,7 @@ use crate::model::family::{Built, Model, Parameter, Run};
 use crate::plan::Plan;
 use crate::recipe::optimizer::{Slots, by_dtype};
 use crate::recipe::{Ema, OptimizerImpl, Precision, Recipe, ZeroGrad};
+use crate::step::actors::Actors;
 use crate::step::autograd::backward;
 use crate::step::log::{Event, Mark, TensorInfo};
 use crate::step::parallel::ROOT;
@@ -224,7 +225,9 @@ fn run(
         (None, None) => freeze::trained(model, recipe, built.weights()),
         (None, Some(lora)) => adapters::attach(&tape, model, lora, built.weights()),
     };
+    let actors = Actors::of(&tape, model, recipe, precision, whole.warm_up);
     let mut job = Loop::new(&tape, built.as_ref(), &trained, whole, recipe, precision);
+    job.actors = actors;
     job.construct_optimizer();
     job.copy_weights(model);
     if steps == Steps::Steady {
@@ -295,6 +298,8 @@ struct Loop<'a> {
     model: &'a dyn Built,
     /// What is trained, in the order of `model.parameters()`.
     trained: &'a [Tensor],
+    /// The models beside it, where the method has such.
+    actors: Option<Actors>,
     whole: &'a Whole,
     recipe: &'a Recipe,
     precision: Precision,
@@ -356,6 +361,7 @@ impl<'a> Loop<'a> {
             tape,
             model,
             trained,
+            actors: None,
             whole,
             recipe,
             precision,
@@ -531,20 +537,26 @@ impl<'a> Loop<'a> {
         let t = self.tape;
         t.enter(Instant::Forward);
         t.mark(Mark::MicroBatch);
-        let batch = t.scope("batch", || self.model.batch(&self.run));
+        let batch = t.scope("batch", || match &self.actors {
+            None => self.model.batch(&self.run),
+            Some(actors) => actors.batch(&self.run),
+        });
         self.batch = None;
         t.mark(Mark::Inputs);
         let mut outputs = Vec::new();
-        let loss = t.with_autocast(self.autocast(), || {
-            parallel::before_forward(t, ROOT, &mut []);
-            let (loss, out) = self.model.forward(&self.run, &batch);
-            let mut outs = [loss, out];
-            parallel::after_forward(t, ROOT, &mut outs);
-            let [loss, out] = outs;
-            outputs.push(out);
-            outputs.extend(self.model.take_outputs());
-            loss
-        });
+        let loss = match &self.actors {
+            None => t.with_autocast(self.autocast(), || {
+                parallel::before_forward(t, ROOT, &mut []);
+                let (loss, out) = self.model.forward(&self.run, &batch);
+                let mut outs = [loss, out];
+                parallel::after_forward(t, ROOT, &mut outs);
+                let [loss, out] = outs;
+                outputs.push(out);
+                outputs.extend(self.model.take_outputs());
+                loss
+            }),
+            Some(actors) => actors.loss(&self.run, self.model, &batch, self.autocast()),
+        };
         if self.recipe.keep_outputs {
             outputs.insert(0, loss.clone());
             self.kept = outputs;

@@ -9,8 +9,10 @@ use crate::estimate::Note;
 use crate::issue::IssueKind;
 use crate::machine::GpuChoice;
 use crate::measure::{EvalReading, ImportError, ReadingName, StepReading, TierName, Which};
-use crate::recipe::{Attention, Checkpointing, Loss, OptimizerImpl, OptimizerName, Precision, SdpaBackend};
+use crate::recipe::{Attention, Checkpointing, Loss, Method, OptimizerImpl, OptimizerName, Precision, SdpaBackend};
 use crate::rule_of_thumb::HELD;
+use crate::step::log::Phase;
+use crate::step::readings::Holder;
 use crate::units::{Bytes, grouped, three_digits};
 
 /// English.
@@ -42,6 +44,55 @@ impl Catalogue for English {
             Instant::Loss => "at the loss",
             Instant::Backward => "in backward",
             Instant::Step => "at the optimizer step",
+        }
+    }
+
+    fn method(&self, method: &Method) -> &'static str {
+        match method {
+            Method::Dpo(_) => "DPO",
+            Method::Reward(_) => "reward model",
+            Method::Grpo(_) => "GRPO",
+            Method::Ppo(_) => "PPO",
+        }
+    }
+
+    fn phase(&self, phase: Phase) -> &'static str {
+        match phase {
+            Phase::Load => "Load",
+            Phase::Prepare => "Prepare",
+            Phase::Generation => "Generation",
+            Phase::OldLogProbs => "Policy’s scores",
+            Phase::Reference => "Reference’s scores",
+            Phase::Reward => "Rewards",
+            Phase::Values => "Critic’s values",
+            Phase::Update => "Training step",
+            Phase::Evaluation => "Evaluation",
+        }
+    }
+
+    fn at_phase(&self, phase: Phase) -> &'static str {
+        match phase {
+            Phase::Load => "while the weights are loaded",
+            Phase::Prepare => "while the weights are prepared",
+            Phase::Generation => "while completions are generated",
+            Phase::OldLogProbs => "while the policy scores its completions",
+            Phase::Reference => "while the reference scores",
+            Phase::Reward => "while the reward model scores",
+            Phase::Values => "while the critic values",
+            Phase::Update => "in the training step",
+            Phase::Evaluation => "in the evaluation",
+        }
+    }
+
+    fn holder(&self, holder: Holder) -> &'static str {
+        match holder {
+            Holder::Weights => "weights",
+            Holder::OtherModels => "other models",
+            Holder::States => "states",
+            Holder::Gradients => "gradients",
+            Holder::Activations => "activations",
+            Holder::Cache => "key-value cache",
+            Holder::Temporary => "temporary",
         }
     }
 
@@ -486,6 +537,7 @@ impl Catalogue for English {
             ReadingName::Step(Which::First, reading) => format!("{}, first step", of_step(reading)),
             ReadingName::Step(Which::Steady, reading) => format!("{}, later step", of_step(reading)),
             ReadingName::OptimizerStateHost => "Optimizer states in managed memory".into(),
+            ReadingName::Phase(phase) => format!("Highest {}", self.at_phase(phase)),
             ReadingName::Eval(reading) => match reading {
                 EvalReading::Base => "Before evaluation",
                 EvalReading::Delta => "Growth over evaluation",

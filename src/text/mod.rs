@@ -19,7 +19,9 @@ use crate::decide::{Caveat, Effect, Fact, PricedRemedy, Question, Reason, Status
 use crate::estimate::Note;
 use crate::issue::{Issue, IssueKind};
 use crate::measure::{ImportError, ReadingName, TierName};
-use crate::recipe::{Attention, Checkpointing, Loss, OptimizerImpl, OptimizerName, Precision, SdpaBackend};
+use crate::recipe::{Attention, Checkpointing, Loss, Method, OptimizerImpl, OptimizerName, Precision, SdpaBackend};
+use crate::step::log::Phase;
+use crate::step::readings::Holder;
 
 /// A language of the catalogue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -65,6 +67,14 @@ pub trait Catalogue: Sync {
     fn instant(&self, instant: Instant) -> &'static str;
     /// An instant inside a sentence, with its preposition: `at the optimizer step`.
     fn at_instant(&self, instant: Instant) -> &'static str;
+    /// What is trained for beside the next token.
+    fn method(&self, method: &Method) -> &'static str;
+    /// A phase of a job, as a row of a table.
+    fn phase(&self, phase: Phase) -> &'static str;
+    /// A phase inside a sentence, with its preposition: `while completions are generated`.
+    fn at_phase(&self, phase: Phase) -> &'static str;
+    /// What holds memory in a phase.
+    fn holder(&self, holder: Holder) -> &'static str;
     /// How a figure is known, as one word: `exact`.
     fn provenance(&self, kind: ProvenanceKind) -> &'static str;
     /// What that word means, as a sentence.

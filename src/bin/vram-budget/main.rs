@@ -8,6 +8,7 @@ mod estimate;
 mod exit;
 mod fragmentation;
 mod input;
+mod method_args;
 mod parallel_args;
 mod plan_args;
 mod probe;

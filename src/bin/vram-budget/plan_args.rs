@@ -17,6 +17,7 @@ use vram_budget::versions::TrainerDefaults;
 
 use crate::exit::Rejected;
 use crate::input;
+use crate::method_args::MethodArgs;
 use crate::parallel_args::ParallelArgs;
 
 /// The job and the machine.
@@ -194,6 +195,8 @@ pub(crate) struct PlanArgs {
 
     #[command(flatten)]
     parallel: ParallelArgs,
+    #[command(flatten)]
+    method: MethodArgs,
 
     /// PyTorch's version [default: 2.15]
     #[arg(long, value_name = "VERSION", help_heading = "Versions")]
@@ -405,6 +408,7 @@ impl PlanArgs {
         replace(&mut recipe.clip_grad, self.clip_grad);
         recipe.keep_outputs |= self.keep_outputs;
         replace(&mut recipe.zero_grad, self.zero_grad);
+        self.method.change(recipe);
     }
 }
 

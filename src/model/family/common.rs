@@ -31,6 +31,8 @@ pub struct Run {
     pub checkpointing: Checkpointing,
     /// How the loss is computed.
     pub loss: Loss,
+    /// Whether attention takes a mask of the padding.
+    pub padded: bool,
 }
 
 /// How attention runs.
@@ -57,12 +59,13 @@ impl Run {
         };
         Self {
             tape: tape.clone(),
-            batch: Dim::named(recipe.micro_batch, Symbol::B),
+            batch: Dim::named(recipe.sequences(), Symbol::B),
             seq: Dim::named(recipe.seq_len, Symbol::S),
             decoder_seq: Dim::named(recipe.dec_seq.unwrap_or(recipe.seq_len), Symbol::T),
             attention,
             checkpointing: recipe.checkpointing,
             loss: recipe.loss,
+            padded: recipe.method.is_some_and(|m| m.padded()),
         }
     }
 
@@ -462,6 +465,14 @@ pub(super) fn eager_mask(run: &Run, dtype: Dtype, window: bool) -> Option<Tensor
     Some(mask)
 }
 
+/// The mask of plain causal attention over padded sequences, as `sdpa` or eager attention takes it; else [`eager_mask`].
+pub(super) fn padded_mask(run: &Run, dtype: Dtype) -> Option<Tensor> {
+    match run.attention {
+        AttentionPlan::Sdpa(_) if run.padded => Some(allowed(run, false)),
+        _ => eager_mask(run, dtype, false),
+    }
+}
+
 /// The mask of layers that attend within `window` tokens. Under `sdpa` a boolean one, when the sequence is at least as
 /// long as the window (`sdpa_mask` and `_ignore_causal_mask_sdpa`, transformers 5.24); none otherwise.
 pub(super) fn window_mask(run: &Run, dtype: Dtype, window: u64) -> Option<Tensor> {
@@ -482,7 +493,7 @@ pub(super) fn causal_mask(run: &Run, dtype: Dtype) -> Tensor {
     })
 }
 
-/// Which keys a query may see, [1, 1, s, s]: those before it and, with a window, near it.
+/// Which keys a query may see, [1, 1, s, s]: those before it and, with a window, near it; of padded sequences [b, 1, s, s].
 fn allowed(run: &Run, window: bool) -> Tensor {
     let t = &run.tape;
     let line = |n: Dim| Shape::new(&[n]);
@@ -497,7 +508,25 @@ fn allowed(run: &Run, window: bool) -> Tensor {
     let (queries, keys) = (range(), range());
     let one = Dim::plain(1);
     let square = Shape::new(&[one, one, run.seq, run.seq]);
-    let allowed = if window {
+    let padding = run.padded.then(|| t.temp(Shape::new(&[run.batch, run.seq]), Dtype::Bool, "padding"));
+    let allowed = if run.padded {
+        let unit = t.temp(Shape::new(&[]), Dtype::Bool, "mask");
+        let causal = t.temp(square, Dtype::Bool, "mask");
+        let both = t.temp(square, Dtype::Bool, "mask");
+        drop(causal);
+        drop(unit);
+        let row = Shape::new(&[run.batch, one, one, run.seq]);
+        let kept = {
+            let indices = [(); 2].map(|()| t.temp(row, Dtype::I64, "mask positions"));
+            let kept = t.temp(row, Dtype::Bool, "mask");
+            drop(indices);
+            kept
+        };
+        let all = t.temp(Shape::new(&[run.batch, one, run.seq, run.seq]), Dtype::Bool, "mask");
+        drop(kept);
+        drop(both);
+        all
+    } else if window {
         // One mask per rule, and their conjunction.
         let unit = t.temp(Shape::new(&[]), Dtype::Bool, "mask");
         let lower = t.temp(Shape::new(&[one, one, run.seq, one]), Dtype::I64, "mask positions");
@@ -515,6 +544,7 @@ fn allowed(run: &Run, window: bool) -> Tensor {
         t.temp(square, Dtype::Bool, "mask")
     };
     drop((batch, head, queries, keys));
+    drop(padding);
     allowed
 }
 

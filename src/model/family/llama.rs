@@ -7,8 +7,8 @@ use serde_json::{Map, Value};
 
 use crate::issue::{Issue, IssueKind};
 use crate::model::family::common::{
-    Activation, Head, Run, attend, causal_forward, eager_mask, gated, position_ids, rms_norm, rotary_tables,
-    rotate_both, window_mask,
+    Activation, Head, Run, attend, causal_forward, eager_mask, gated, padded_mask, position_ids, rms_norm,
+    rotary_tables, rotate_both, window_mask,
 };
 use crate::model::family::experts::{Experts, Gate, Routed};
 use crate::model::family::{
@@ -42,6 +42,8 @@ struct Decoder {
     attention_dropout: f64,
     windows: Windows,
     moe: Option<Moe>,
+    /// Whether the head is one score.
+    scored: bool,
 }
 
 /// A mixture of experts in place of the MLP (Mixtral, Qwen3-MoE).
@@ -178,6 +180,7 @@ fn read(family: &'static str, config: &Map<String, Value>, or: &Defaults) -> Res
         attention_dropout,
         windows,
         moe,
+        scored: false,
     };
     f.finish(Box::new(decoder) as Box<dyn Model>)
 }
@@ -254,6 +257,10 @@ impl Decoder {
     }
     fn v(&self) -> Dim {
         Dim::named(self.vocab, Symbol::V)
+    }
+    /// The sizes of the head.
+    fn head_shape(&self) -> Shape {
+        matrix(if self.scored { Dim::plain(1) } else { self.v() }, self.h())
     }
 
     /// One layer's parameters in registration order, `None` where the config has no such parameter.
@@ -335,7 +342,7 @@ impl Model for Decoder {
         }
         all.push(Parameter { shape: vector(self.h()), linear: false, lookup_only: false });
         if !self.tied {
-            all.push(Parameter { shape: matrix(self.v(), self.h()), linear: true, lookup_only: false });
+            all.push(Parameter { shape: self.head_shape(), linear: true, lookup_only: false });
         }
         all
     }
@@ -359,7 +366,7 @@ impl Model for Decoder {
         }
         all.push(None);
         if !self.tied {
-            all.push(Some("lm_head"));
+            all.push(Some(if self.scored { "score" } else { "lm_head" }));
         }
         all
     }
@@ -390,7 +397,11 @@ impl Model for Decoder {
             "post_attention_layernorm.weight",
         ];
         let of_layer = |i: usize| names_there(&NAMES, &self.layer_shapes(i));
-        let head: &[&str] = if self.tied { &["model.norm.weight"] } else { &["model.norm.weight", "lm_head.weight"] };
+        let head: &[&str] = match (self.tied, self.scored) {
+            (true, _) => &["model.norm.weight"],
+            (false, false) => &["model.norm.weight", "lm_head.weight"],
+            (false, true) => &["model.norm.weight", "score.weight"],
+        };
         dotted_names(&["model.embed_tokens.weight"], ("model.layers", self.layers), of_layer, head)
     }
 
@@ -407,6 +418,11 @@ impl Model for Decoder {
 
     fn routed_experts(&self) -> Option<(u64, u64)> {
         self.moe.as_ref().map(|moe| (moe.per_token, moe.experts))
+    }
+
+    fn scored(&self) -> Option<Box<dyn Model>> {
+        let modelled = self.windows == Windows::None && self.moe.is_none();
+        modelled.then(|| Box::new(Self { scored: true, tied: false, ..self.clone() }) as Box<dyn Model>)
     }
 
     fn takes_math_attention(&self) -> bool {
@@ -498,7 +514,7 @@ impl Model for Decoder {
             tape.set_scope("final norm");
             let norm = all.add(vector(self.h()));
             tape.set_scope("head");
-            let head = if self.tied { embed.clone() } else { all.add(matrix(self.v(), self.h())) };
+            let head = if self.tied { embed.clone() } else { all.add(self.head_shape()) };
             Box::new(BuiltDecoder { plan: Rc::new(self.clone()), embed, layers, norm, head, weights: all.finish() })
                 as Box<dyn Built>
         })
@@ -524,6 +540,10 @@ impl Built for BuiltDecoder {
         let head = Head { weight: &self.head, bias: None, softcap: false };
         causal_forward(run, labels, &|| self.hidden_states(run, ids), &head)
     }
+
+    fn backbone(&self, run: &Run, ids: &Tensor) -> Option<(Tensor, Tensor)> {
+        Some((self.hidden_states(run, ids), self.head.clone()))
+    }
 }
 
 impl BuiltDecoder {
@@ -533,7 +553,7 @@ impl BuiltDecoder {
         let positions = t.scope("rotary", || position_ids(run));
         let dtype = embedded.dtype();
         let [mask, near] = t.scope("mask", || match &self.plan.windows {
-            Windows::None => [eager_mask(run, dtype, false), None],
+            Windows::None => [padded_mask(run, dtype), None],
             Windows::All(window) => [window_mask(run, dtype, *window), None],
             Windows::Some(window, _) => [eager_mask(run, dtype, false), window_mask(run, dtype, *window)],
         });

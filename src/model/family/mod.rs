@@ -90,6 +90,11 @@ pub trait Model: Debug {
     fn liger(&self) -> &'static [LigerKernel] {
         &[]
     }
+    /// The same layers under a head that scores a sequence (`ForSequenceClassification` with one label), of families
+    /// that preferences and reinforcement learning are modelled for.
+    fn scored(&self) -> Option<Box<dyn Model>> {
+        None
+    }
     /// The buffers, in FP32 elements each.
     fn buffers(&self) -> Vec<u64>;
     /// The buffers, in bytes each, of a model with weights of `weights`.
@@ -140,6 +145,10 @@ pub trait Built {
     }
     /// Runs forward on a micro-batch of [`Built::batch`]; returns loss and outputs.
     fn forward(&self, run: &Run, batch: &[Tensor]) -> (Tensor, Tensor);
+    /// The hidden states after the last norm, and the head's weight, where a family gives them apart.
+    fn backbone(&self, _run: &Run, _ids: &Tensor) -> Option<(Tensor, Tensor)> {
+        None
+    }
     /// What the outputs of the forward just run hold beside the logits.
     fn take_outputs(&self) -> Option<Tensor> {
         None

@@ -21,7 +21,7 @@ impl Tape {
         layout: WeightLayout,
         mut result: Tensor,
     ) -> Tensor {
-        let Some(leaf) = weight.leaf() else { return result };
+        let Some(leaf) = weight.leaf().filter(|_| self.adapters_run()) else { return result };
         let Some(pair) = leaf.adapter.borrow().clone() else { return result };
         let quantized = leaf.quantized.as_ref();
         if quantized.is_some_and(|q| q.code != Code::Int8) {

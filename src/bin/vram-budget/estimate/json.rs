@@ -9,6 +9,7 @@ use vram_budget::decide::Decision;
 use vram_budget::plan::Plan;
 use vram_budget::reconcile::Row;
 use vram_budget::step::capacity::SmallestCard;
+use vram_budget::step::readings::{Holder, PhaseReadings, Readings};
 
 /// The version of the document.
 const VERSION: u32 = 1;
@@ -30,6 +31,7 @@ pub(super) fn print(
         "numbers": decision.verdict.numbers,
         "binding": estimate.bill.binding,
         "tiers": estimate.tiers,
+        "phases": estimate.readings.as_ref().map(phases),
         "parts": parts(&estimate.bill),
         "bill": bill(&estimate.bill),
         "parameters": estimate.parameters,
@@ -48,6 +50,20 @@ pub(super) fn print(
     serde_json::to_writer_pretty(&mut *out, &document)?;
     writeln!(out)?;
     Ok(())
+}
+
+/// Each phase with its peaks and what holds memory in it; which one binds.
+fn phases(readings: &Readings) -> Value {
+    let one = |of: &PhaseReadings| {
+        let held = Holder::ALL.iter().zip(of.held).map(|(holder, bytes)| (name(holder), json!(bytes)));
+        json!({
+            "phase": of.phase,
+            "allocated_bytes": of.allocated,
+            "reserved_bytes": of.reserved,
+            "held": held.collect::<Map<_, _>>(),
+        })
+    };
+    json!({ "binding": readings.binding_phase(), "list": readings.phases.iter().map(one).collect::<Value>() })
 }
 
 /// Bytes by part, then by instant.

@@ -12,6 +12,8 @@ use vram_budget::model::ModelSource;
 use vram_budget::plan::Plan;
 use vram_budget::recipe::Checkpointing;
 use vram_budget::step::capacity::SmallestCard;
+use vram_budget::step::log::Phase;
+use vram_budget::step::readings::{Holder, PhaseReadings, Readings};
 use vram_budget::text::{Catalogue, Locale};
 use vram_budget::throughput::Throughput;
 use vram_budget::units::{Bytes, grouped, three_digits};
@@ -30,6 +32,7 @@ pub(super) fn print(
     if let Some(smallest) = smallest {
         smallest_card(text, smallest, out)?;
     }
+    phases(text, decision, out)?;
     tree(text, decision, out)?;
     remedies(text, decision, out)?;
     // The rule of thumb is among the caveats too.
@@ -87,8 +90,10 @@ fn answer(text: &dyn Catalogue, decision: &Decision, out: &mut dyn Write) -> io:
         (_, _, Some(capacity), None) => writeln!(out, "{allocated} of {capacity}")?,
         (_, _, None, _) => writeln!(out, "{allocated}")?,
     }
-    let binding = decision.estimate.bill.binding;
-    writeln!(out, "{} The peak is {}.", text.reason(&verdict.reason), text.at_instant(binding))
+    let estimate = &decision.estimate;
+    let phase = estimate.readings.as_ref().and_then(Readings::binding_phase).filter(|phase| *phase != Phase::Update);
+    let at = phase.map_or_else(|| text.at_instant(estimate.bill.binding), |phase| text.at_phase(phase));
+    writeln!(out, "{} The peak is {at}.", text.reason(&verdict.reason))
 }
 
 /// What was estimated, in two lines.
@@ -108,6 +113,7 @@ fn job(text: &dyn Catalogue, plan: &Plan, out: &mut dyn Write) -> io::Result<()>
         other => format!("checkpointing {}", text.checkpointing(other)),
     };
     let precision = recipe.precision.map_or("precision not known", |p| p.name());
+    let method = recipe.method.map_or_else(String::new, |method| format!("{}, ", text.method(&method)));
     let mut optimizer = text.optimizer(recipe.optimizer.name).to_owned();
     if !recipe.optimizer.name.implementations().is_empty() {
         optimizer.push(' ');
@@ -115,7 +121,7 @@ fn job(text: &dyn Catalogue, plan: &Plan, out: &mut dyn Write) -> io::Result<()>
     }
     writeln!(
         out,
-        "\n{model} on {gpu}: {precision}, {optimizer}, micro-batch {} × {} tokens, accumulation {}, {checkpointing}",
+        "\n{model} on {gpu}: {method}{precision}, {optimizer}, micro-batch {} × {} tokens, accumulation {}, {checkpointing}",
         recipe.micro_batch, recipe.seq_len, recipe.grad_accum,
     )
 }
@@ -144,6 +150,27 @@ fn bill(text: &dyn Catalogue, decision: &Decision, out: &mut dyn Write) -> io::R
     for (label, tier) in [("Reserved peak", &estimate.tiers.reserved), ("Process peak", &estimate.tiers.process)] {
         let size = tier.as_ref().map_or_else(|| "not known".to_owned(), |t| gib(t.peak_bytes));
         writeln!(out, "{label:<18} {size:>15}")?;
+    }
+    Ok(())
+}
+
+/// The phases of a job that is more than its training step, and what holds memory in each.
+fn phases(text: &dyn Catalogue, decision: &Decision, out: &mut dyn Write) -> io::Result<()> {
+    let Some(readings) = &decision.estimate.readings else { return Ok(()) };
+    if readings.phases.len() < 2 {
+        return Ok(());
+    }
+    let binding = readings.binding_phase();
+    writeln!(out, "\n{:<18} {:>15}  held by, GiB", "Phase", "allocated, GiB")?;
+    for PhaseReadings { phase, allocated, held, .. } in &readings.phases {
+        let mark = if binding == Some(*phase) { "*" } else { " " };
+        let held: Vec<String> = Holder::ALL
+            .into_iter()
+            .zip(held)
+            .filter(|(_, bytes)| **bytes > Bytes::ZERO)
+            .map(|(holder, bytes)| format!("{} {}", text.holder(holder), gib(*bytes)))
+            .collect();
+        writeln!(out, "{:<18} {:>14}{mark}  {}", text.phase(*phase), gib(*allocated), held.join(", "))?;
     }
     Ok(())
 }

@@ -1,0 +1,240 @@
+//! The models beside the one that is trained, and what a micro-batch of preferences or rewards runs through them
+//! (TRL 1.16: `trainer/dpo_trainer.py`, `reward_trainer.py`).
+
+use crate::bill::{Instant, Part};
+use crate::issue::{Issue, IssueKind};
+use crate::model::family::{Built, Model, Run};
+use crate::plan::Plan;
+use crate::recipe::{Checkpointing, Dpo, Loss, Method, Precision, Recipe, Reference};
+use crate::step::load;
+use crate::step::log::{Mark, Phase};
+use crate::step::ops::Extras;
+use crate::step::shape::{Dim, Shape};
+use crate::step::tape::Tape;
+use crate::step::tensor::{Dtype, Tensor};
+use crate::step::train::weights_dtype;
+
+/// What a second model's parameters are called.
+pub(crate) const REFERENCE: &str = "reference's parameter";
+/// What the parameters of models beside the policy are called.
+pub(crate) const OTHERS: [&str; 1] = [REFERENCE];
+/// What keys and values of earlier tokens are called.
+pub(crate) const CACHE: &str = "key-value cache";
+
+/// The models beside the policy.
+pub(crate) struct Actors {
+    method: Method,
+    scored: u64,
+    /// Frozen; none where adapters are turned off instead, or nothing refers to it.
+    reference: Option<(Box<dyn Built>, Vec<Tensor>)>,
+}
+
+impl Actors {
+    /// Puts the models that `recipe` needs beside `model` on the tape; none where it is a plain step.
+    pub(crate) fn of(
+        tape: &Tape,
+        model: &dyn Model,
+        recipe: &Recipe,
+        precision: Precision,
+        warm_up: u64,
+    ) -> Option<Self> {
+        let method = recipe.method?;
+        let refers = match method {
+            Method::Dpo(of) => of.reference == Reference::Model,
+            Method::Reward(_) => false,
+            Method::Grpo(of) | Method::Ppo(of) => of.reference,
+        };
+        let reference = (refers && recipe.lora.is_none())
+            .then(|| tape.building(REFERENCE, || built(tape, model, recipe, precision, warm_up)));
+        Some(Self { method, scored: recipe.scored(), reference })
+    }
+
+    /// A micro-batch on the device.
+    pub(crate) fn batch(&self, run: &Run) -> Vec<Tensor> {
+        let line = || run.tape.temp(Shape::new(&[Dim::plain(run.batch.n / 2)]), Dtype::F32, "reference's scores");
+        let names = ["token ids", "attention mask", "completion mask"];
+        let whole = |n: usize| names.iter().take(n).map(|name| run.integers(&[run.batch, run.seq], name)).collect();
+        match self.method {
+            Method::Reward(_) => whole(2),
+            Method::Dpo(of) => {
+                let mut all: Vec<Tensor> = whole(3);
+                if of.reference == Reference::Precomputed {
+                    all.extend([line(), line()]);
+                }
+                all
+            }
+            Method::Grpo(_) | Method::Ppo(_) => Vec::new(),
+        }
+    }
+
+    /// Forward to the loss; each model runs under an autocast of its own.
+    pub(crate) fn loss(&self, run: &Run, policy: &dyn Built, batch: &[Tensor], autocast: Option<Dtype>) -> Tensor {
+        let t = &run.tape;
+        let loss = batch.first().and_then(|ids| match self.method {
+            Method::Dpo(of) => self.preferences(run, policy, ids, autocast, of),
+            Method::Reward(_) => rewards(run, policy, ids, autocast),
+            Method::Grpo(_) | Method::Ppo(_) => None,
+        });
+        loss.unwrap_or_else(|| t.scalar(Dtype::F32, "loss"))
+    }
+
+    /// `DPOTrainer._compute_loss`: the policy's log-probabilities, then the reference's without a graph.
+    fn preferences(
+        &self,
+        run: &Run,
+        policy: &dyn Built,
+        ids: &Tensor,
+        autocast: Option<Dtype>,
+        of: Dpo,
+    ) -> Option<Tensor> {
+        let t = &run.tape;
+        let labels = {
+            let unscored = t.temp(*ids.shape(), Dtype::Bool, "unscored tokens");
+            let labels = t.temp(*ids.shape(), Dtype::I64, "labels");
+            drop(unscored);
+            labels
+        };
+        let all = Extras { entropy: true, metrics: true };
+        let scores = self.scores(run, policy, ids, &labels, autocast, all)?;
+        let sums = t.scope("loss", || scores.first().map(|of| t.sums_of_scores(of)))?;
+        let referred = match of.reference {
+            Reference::Precomputed => None,
+            Reference::Model => {
+                t.mark(Mark::Phase(Phase::Reference));
+                let scores = self.reference_scores(run, policy, ids, &labels, autocast);
+                t.mark(Mark::Phase(Phase::Update));
+                scores
+            }
+        };
+        let loss = t.scope("loss", || t.loss_of_sums(&sums));
+        drop((referred, sums, scores, labels));
+        Some(loss)
+    }
+
+    /// Per-token scores of the reference: a model of its own in evaluation, or the policy with its adapters off.
+    fn reference_scores(
+        &self,
+        run: &Run,
+        policy: &dyn Built,
+        ids: &Tensor,
+        labels: &Tensor,
+        autocast: Option<Dtype>,
+    ) -> Option<Vec<Tensor>> {
+        let t = &run.tape;
+        let run = &Run { checkpointing: Checkpointing::None, ..run.clone() };
+        let of = |built: &dyn Built| self.scores(run, built, ids, labels, autocast, Extras::default());
+        match &self.reference {
+            Some((reference, _)) => t.evaluating(|| of(reference.as_ref())),
+            None => t.with_grad(false, || t.without_adapters(|| of(policy))),
+        }
+    }
+
+    /// Per-token scores of a model, and the extras.
+    fn scores(
+        &self,
+        run: &Run,
+        built: &dyn Built,
+        ids: &Tensor,
+        labels: &Tensor,
+        autocast: Option<Dtype>,
+        extras: Extras,
+    ) -> Option<Vec<Tensor>> {
+        let t = &run.tape;
+        t.with_autocast(autocast, || {
+            let (hidden, head) = built.backbone(run, ids)?;
+            t.enter(Instant::Loss);
+            Some(t.scope("loss", || t.fused_log_probs(&hidden, labels, &head, self.scored, extras)))
+        })
+    }
+}
+
+/// A further model of the policy's kind, loaded as it was, and its buffers.
+fn built(
+    tape: &Tape,
+    model: &dyn Model,
+    recipe: &Recipe,
+    precision: Precision,
+    warm_up: u64,
+) -> (Box<dyn Built>, Vec<Tensor>) {
+    let loaded = load::loads(recipe).then(|| load::load(tape, model, recipe, precision, warm_up)).map(|loaded| {
+        tape.supply(loaded.weights);
+        loaded.buffers
+    });
+    let weights = weights_dtype(precision);
+    let built = model.build(tape, weights);
+    tape.supply(Vec::new());
+    let buffer = |n: u64| tape.empty(Shape::new(&[Dim::plain(n)]), Dtype::U8, Part::Weights, "buffer");
+    let buffers = loaded.unwrap_or_else(|| model.buffer_bytes(weights).into_iter().map(buffer).collect());
+    (built, buffers)
+}
+
+/// `RewardTrainer.compute_loss`: a score per sequence, read at its last token.
+fn rewards(run: &Run, policy: &dyn Built, ids: &Tensor, autocast: Option<Dtype>) -> Option<Tensor> {
+    let t = &run.tape;
+    let pooled = t.with_autocast(autocast, || {
+        let (hidden, head) = policy.backbone(run, ids)?;
+        t.enter(Instant::Loss);
+        Some(t.scope("loss", || {
+            let scores = t.linear(&hidden, &head, None);
+            let pooled = t.last_scores(&scores, ids);
+            drop(scores);
+            t.to(&pooled, Dtype::F32)
+        }))
+    })?;
+    Some(t.scope("loss", || t.loss_of_sums(&pooled)))
+}
+
+/// What of `recipe`'s method is not modelled on `model`, or does not go together.
+pub(crate) fn issues(model: &dyn Model, plan: &Plan) -> Vec<Issue> {
+    let recipe = &plan.recipe;
+    let Some(method) = recipe.method else { return Vec::new() };
+    let mut issues = Vec::new();
+    let name = method.name();
+    let mut not = |field: &str, what: String| issues.push(Issue::new(field, IssueKind::NotModelled { what }));
+    if model.scored().is_none() {
+        not("recipe.method", format!("{name} of the family {}, or with windows of attention", model.family()));
+    }
+    for (field, given, what) in [
+        ("recipe.loss", recipe.loss != Loss::Hf, "another way to compute the loss"),
+        ("recipe.eval_after", recipe.eval_after, "an evaluation after the steps"),
+        ("recipe.keep_outputs", recipe.keep_outputs, "outputs that are kept"),
+        ("parallel", !plan.parallel.is_single(), "several GPUs"),
+        ("recipe.liger", !recipe.liger.is_empty(), "Liger's kernels"),
+        ("recipe.lengths", recipe.lengths.is_some(), "sequences of several lengths"),
+        ("recipe.float8", recipe.float8, "FP8 products"),
+        ("recipe.ema", recipe.ema.is_some(), "an averaged copy of the weights"),
+        ("recipe.freeze", !recipe.freeze.is_empty(), "frozen parts"),
+        ("recipe.precision", recipe.precision == Some(Precision::Bf16Master), "FP32 master weights"),
+    ] {
+        if given {
+            not(field, format!("{what} with {name}"));
+        }
+    }
+    let most = recipe.seq_len.saturating_sub(1);
+    if !(1..=most).contains(&recipe.scored()) {
+        let kind = IssueKind::OutOfRange { min: 1, max: most, found: recipe.scored().to_string() };
+        issues.push(Issue::new("recipe.method.completion", kind));
+    }
+    issues
+}
+
+impl Recipe {
+    /// The recipe as the trainer of its method changes it: DPO and reward training turn dropout off, and a score's head is
+    /// trained beside adapters.
+    #[must_use]
+    pub(crate) fn prepared(&self) -> Self {
+        let mut recipe = self.clone();
+        if let (Some(method), Some(lora)) = (&self.method, &mut recipe.lora) {
+            if matches!(method, Method::Dpo(_) | Method::Reward(_)) {
+                lora.dropout = 0.0;
+            }
+            if matches!(method, Method::Reward(_)) && !lora.modules_to_save.iter().any(|m| m == SCORE) {
+                lora.modules_to_save.push(SCORE.into());
+            }
+        }
+        recipe
+    }
+}
+
+/// The module that scores a sequence.
+const SCORE: &str = "score";
