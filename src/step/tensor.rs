@@ -110,6 +110,8 @@ pub(crate) struct Leaf {
     pub(crate) table: Cell<Table>,
     /// Whether it is a linear layer's weight that lies [in, out].
     pub(crate) lies_in_out: Cell<bool>,
+    /// The function whose view it is, where it is one of a larger tensor: its gradient goes there.
+    pub(crate) through: RefCell<Option<Edge>>,
     /// The pair that runs beside this linear weight.
     pub(crate) adapter: RefCell<Option<Rc<Adapter>>>,
     /// The trained copies that run in its place: in a linear layer, in a look-up.
@@ -246,6 +248,7 @@ impl Tensor {
             frozen: Cell::new(false),
             table: Cell::default(),
             lies_in_out: Cell::default(),
+            through: RefCell::default(),
             adapter: RefCell::default(),
             copies: RefCell::default(),
             quantized,
@@ -330,7 +333,10 @@ impl Tensor {
         match (&self.0.grad_fn, &self.0.leaf) {
             (Some(edge), _) => Some(edge.clone()),
             (None, Some(leaf)) if leaf.frozen.get() => None,
-            (None, Some(leaf)) => Some(Edge { node: leaf.accumulate.clone(), output: 0 }),
+            (None, Some(leaf)) => {
+                let through = leaf.through.borrow().clone();
+                Some(through.unwrap_or_else(|| Edge { node: leaf.accumulate.clone(), output: 0 }))
+            }
             (None, None) => None,
         }
     }
@@ -366,7 +372,6 @@ impl Tensor {
     }
 
     /// `stream` uses it too (`record_stream`).
-    #[expect(dead_code, reason = "for the wrappers that come next: FSDP1, ZeRO-3")]
     pub(crate) fn used_on(&self, stream: Stream) {
         if let Some(storage) = &self.0.storage
             && let Some(id) = storage.id

@@ -6,6 +6,7 @@
 
 mod ddp;
 mod flat;
+mod fsdp1;
 mod fsdp2;
 mod refusals;
 
@@ -55,6 +56,7 @@ pub(crate) trait Wrapper: Debug {
 /// the dtype of the model's own.
 pub(crate) fn gathered(tape: &Tape, model: &dyn Model, plan: &Plan, weights: Dtype) -> Option<Vec<Tensor>> {
     match &plan.parallel.data {
+        DataParallel::Fsdp1(options) => Some(fsdp1::gathered(tape, model, plan, options, weights)),
         DataParallel::Fsdp2(options) => Some(fsdp2::gathered(tape, model, plan, options, weights)),
         _ => None,
     }
@@ -84,6 +86,10 @@ pub(crate) fn wrap(
     let (wrapper, trained): (Rc<dyn Wrapper>, _) = match &plan.parallel.data {
         DataParallel::Fsdp2(options) => {
             let (wrapper, trained) = fsdp2::wrap(tape, model, built, plan, options, weights);
+            (Rc::new(wrapper), Some(trained))
+        }
+        DataParallel::Fsdp1(options) => {
+            let (wrapper, trained) = fsdp1::wrap(tape, model, built, plan, options, weights);
             (Rc::new(wrapper), Some(trained))
         }
         DataParallel::Ddp(options) => {

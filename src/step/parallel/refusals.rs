@@ -4,7 +4,7 @@ use crate::issue::{Issue, IssueKind};
 use crate::model::family::Model;
 use crate::plan::Plan;
 use crate::recipe::optimizer::OptimizerName;
-use crate::recipe::parallel::{DataParallel, Fsdp2, Wrap};
+use crate::recipe::parallel::{DataParallel, Fsdp1, Fsdp2, InitDevice, Wrap};
 use crate::recipe::{Precision, Recipe};
 
 /// Families whose layers are one list of modules, held against recorded steps of wrapped models.
@@ -31,6 +31,16 @@ pub(crate) fn refusals(model: &dyn Model, plan: &Plan) -> Vec<Issue> {
     let name = parallel.data.name();
     let modelled = match &parallel.data {
         DataParallel::None | DataParallel::Ddp(_) => true,
+        DataParallel::Fsdp1(options) => {
+            let tied = model.parameters().first().is_some_and(|words| words.linear);
+            let slow = parallel.slow_device;
+            for (on, what) in fsdp1(options, parallel.data_ranks(), tied, slow) {
+                if on {
+                    not("parallel.data.fsdp1", what.into());
+                }
+            }
+            true
+        }
         DataParallel::Fsdp2(options) => {
             for (on, what) in fsdp2(options, parallel.data_ranks()) {
                 if on {
@@ -39,7 +49,7 @@ pub(crate) fn refusals(model: &dyn Model, plan: &Plan) -> Vec<Issue> {
             }
             true
         }
-        DataParallel::Fsdp1(_) | DataParallel::DeepSpeed(_) => false,
+        DataParallel::DeepSpeed(_) => false,
     };
     if !modelled {
         not("parallel.data", name.into());
@@ -54,6 +64,19 @@ pub(crate) fn refusals(model: &dyn Model, plan: &Plan) -> Vec<Issue> {
         }
     }
     issues
+}
+
+fn fsdp1(options: &Fsdp1, ranks: u64, tied: bool, slow: bool) -> [(bool, &'static str); 7] {
+    [
+        (options.offload_cpu, "shards in host memory"),
+        (options.mixed_precision.output.is_some(), "a dtype for buffers"),
+        (options.forward_prefetch, "parameters gathered early in forward"),
+        (options.init == InitDevice::Cuda, "FSDP1 over a model that is on the device"),
+        // Each module is put on the device by itself.
+        (tied, "FSDP1 over tied weights, whose tie is lost when they are put on the device"),
+        (ranks / options.replicas.max(1) < 2, "FSDP1 over one rank"),
+        (slow, "FSDP1 on a device that lags behind its host"),
+    ]
 }
 
 fn fsdp2(options: &Fsdp2, ranks: u64) -> [(bool, &'static str); 4] {
