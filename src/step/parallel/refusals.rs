@@ -89,7 +89,7 @@ fn fsdp2(options: &Fsdp2, ranks: u64) -> [(bool, &'static str); 4] {
 }
 
 /// What is trained otherwise than the recorded steps were.
-fn recipes(recipe: &Recipe) -> [(bool, &'static str, &'static str); 12] {
+fn recipes(recipe: &Recipe) -> [(bool, &'static str, &'static str); 13] {
     let optimizer = &recipe.optimizer;
     let plain = matches!(optimizer.name, OptimizerName::AdamW | OptimizerName::Adam | OptimizerName::Sgd);
     let precise = matches!(
@@ -97,6 +97,7 @@ fn recipes(recipe: &Recipe) -> [(bool, &'static str, &'static str); 12] {
         None | Some(Precision::Fp32 | Precision::AmpBf16 | Precision::PureBf16 | Precision::RuleOfThumb)
     );
     [
+        (recipe.method.is_some(), "recipe.method", "another method than plain training"),
         (recipe.lora.is_some(), "recipe.lora", "adapters"),
         (recipe.quantization.is_some(), "recipe.quantization", "quantised weights"),
         (!recipe.liger.is_empty(), "recipe.liger", "Liger's kernels"),
