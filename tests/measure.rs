@@ -100,7 +100,15 @@ fn rejections_say_what_was_expected_and_where() {
         ("script, a text", SCRIPT.replace("13476832256", "\"much\"")),
         ("script, negative base", SCRIPT.replace("13476832256", "-13476832256")),
         ("script, huge", SCRIPT.replace("58381656064", "1e300")),
-        ("document, newer", DOCUMENT.replace("\"version\": 1,\n  \"producer\"", "\"version\": 2,\n  \"later\"")),
+        ("document, newer", DOCUMENT.replace("\"version\": 1,\n  \"producer\"", "\"version\": 3,\n  \"later\"")),
+        (
+            "document of version 0",
+            DOCUMENT.replace("\"version\": 1,\n  \"producer\"", "\"version\": 0,\n  \"producer\""),
+        ),
+        (
+            "document of version 1 with counts",
+            DOCUMENT.replace("\"readings\"", "\"counts\": {\"num_ooms\": 1}, \"readings\""),
+        ),
         ("document, cut off", DOCUMENT[..120].into()),
         ("document, unknown field", DOCUMENT.replace("environment", "enviroment")),
         ("document, unknown reading", DOCUMENT.replace("steady.forward_peak", "steady.forward")),
@@ -134,7 +142,7 @@ fn the_examples_of_the_documentation_are_read() {
     assert_eq!(document.readings.len(), 5);
     assert!(document.plan.is_some());
     assert_eq!(read(examples[1]).bytes(name("first.peak")), Some(67_393_798_144));
-    for name in ReadingName::all() {
+    for name in ReadingName::of_runs() {
         let written = name.to_string();
         let last = written.rsplit('.').next().unwrap();
         assert!(text.contains(&format!("`{last}`")) || text.contains(&format!("`….{last}`")), "{written}");

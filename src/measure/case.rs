@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 
 use crate::issue::{Issue, IssueKind};
 use crate::machine::{CustomGpu, GpuChoice, Machine};
-use crate::measure::{EvalReading, Figure, Reading, ReadingName, Scope, StepReading, Which};
+use crate::measure::{EvalReading, Figure, Reading, ReadingName, StepReading, Which};
 use crate::model::ModelSource;
 use crate::plan::{Framework, PLAN_VERSION, Plan, Policy, Version};
 use crate::recipe::{Optimizer, Parallel, Recipe};
@@ -193,7 +193,7 @@ fn readings(result: &Map<String, Value>) -> Vec<Reading> {
     let mut found = Vec::new();
     let mut add = |name: ReadingName, bytes: Option<i64>| {
         if let Some(bytes) = bytes {
-            found.push(Reading { name, tier: name.tier(), scope: Scope::Process, figure: Figure::Bytes(bytes) });
+            found.push(Reading::new(name, name.tier(), Figure::Bytes(bytes)));
         }
     };
     let whole = |object: &Map<String, Value>, key: &str| object.get(key).and_then(Value::as_i64);

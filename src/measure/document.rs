@@ -1,13 +1,15 @@
-//! The measurement document, version 1: what a producer writes and what every importer turns its text into.
+//! The measurement document, version 2: what a producer writes and what every importer turns its text into.
+
+use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::measure::{Figure, Reading, ReadingName};
+use crate::measure::{Buffer, Failure, Figure, Process, Reading, ReadingName, Series, Source};
 use crate::plan::Plan;
 use crate::units::Bytes;
 
 /// The version of the measurement document that this build reads and writes.
-pub const MEASUREMENT_VERSION: u32 = 1;
+pub const MEASUREMENT_VERSION: u32 = 2;
 
 /// The value of the document's `format` field, by which it is recognised.
 pub(super) const MEASUREMENT_FORMAT: &str = "vram-budget-measurement";
@@ -39,6 +41,24 @@ pub struct Measurement {
     /// The figures.
     #[serde(default)]
     pub readings: Vec<Reading>,
+    /// The text that it was read from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<Source>,
+    /// What went wrong, where the text is an error message.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failure: Option<Failure>,
+    /// Who holds memory on the GPUs.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub processes: Vec<Process>,
+    /// Counts, by the names that PyTorch gives them: `num_ooms`, `segment.all.current`.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub counts: BTreeMap<String, i64>,
+    /// Figures by step.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub series: Vec<Series>,
+    /// The largest buffers, where a compiler lists them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub buffers: Vec<Buffer>,
 }
 
 impl Measurement {
@@ -54,6 +74,37 @@ impl Measurement {
             gpus: Vec::new(),
             plan: None,
             readings,
+            source: None,
+            failure: None,
+            processes: Vec::new(),
+            counts: BTreeMap::new(),
+            series: Vec::new(),
+            buffers: Vec::new(),
+        }
+    }
+
+    /// A document with nothing but where it was read from.
+    #[must_use]
+    pub fn of(source: Source) -> Self {
+        Self { source: Some(source), ..Self::new(Vec::new()) }
+    }
+
+    /// The version 2 of a document of version 1, or the field that version 1 did not have.
+    pub(super) fn upgrade_1(mut self) -> Result<Self, &'static str> {
+        let newer = [
+            ("source", self.source.is_some()),
+            ("failure", self.failure.is_some()),
+            ("processes", !self.processes.is_empty()),
+            ("counts", !self.counts.is_empty()),
+            ("series", !self.series.is_empty()),
+            ("buffers", !self.buffers.is_empty()),
+        ];
+        match newer.into_iter().find(|(_, present)| *present) {
+            Some((field, _)) => Err(field),
+            None => {
+                self.version = 2;
+                Ok(self)
+            }
         }
     }
 

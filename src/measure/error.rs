@@ -41,6 +41,12 @@ pub enum ImportError {
         /// What is wrong there.
         message: String,
     },
+    /// It is known what the text is, and that is not read.
+    #[error("this is {what}, which is not read here")]
+    NotRead {
+        /// What it is.
+        what: String,
+    },
     /// Fields that are missing or wrong, all at once.
     #[error("fields that cannot be used: {}", .0.iter().map(|issue| issue.field.as_str()).collect::<Vec<_>>().join(", "))]
     Fields(Vec<Issue>),

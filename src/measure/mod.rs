@@ -5,9 +5,13 @@ mod document;
 mod error;
 pub mod format;
 mod reading;
+mod report;
+mod reported;
 
 pub use case::Case;
 pub use document::{Environment, Gpu, MEASUREMENT_VERSION, Measurement, Producer};
 pub use error::ImportError;
-pub use format::{FormatId, Imported, MAX_TEXT, import, import_in};
+pub use format::{FormatId, Imported, MAX_TEXT, Options, Reader, import, import_in, understand};
 pub use reading::{EvalReading, Figure, Reading, ReadingName, Scope, StepReading, TierName, Unit, Which};
+pub use report::{Backend, Buffer, Failure, FailureKind, Process, Series, Source};
+pub use reported::{Reported, Stat};

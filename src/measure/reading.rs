@@ -5,6 +5,7 @@ use core::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+use crate::measure::{Reported, Stat};
 use crate::step::log::Phase;
 
 /// One figure, or why there is none.
@@ -20,6 +21,33 @@ pub struct Reading {
     pub scope: Scope,
     /// The figure.
     pub figure: Figure,
+    /// The least and the most that the printed figure can stand for; `None`: it is exact.
+    pub range: Option<[i64; 2]>,
+    /// Each run's figure, where `figure` is their mean; empty for a single run.
+    pub runs: Vec<i64>,
+}
+
+impl Reading {
+    /// An exact figure of one run of one process.
+    #[must_use]
+    pub const fn new(name: ReadingName, tier: TierName, figure: Figure) -> Self {
+        Self { name, tier, scope: Scope::Process, figure, range: None, runs: Vec::new() }
+    }
+
+    /// The figure in bytes, where there is one.
+    #[must_use]
+    pub const fn bytes(&self) -> Option<i64> {
+        match self.figure {
+            Figure::Bytes(bytes) => Some(bytes),
+            Figure::Unavailable(_) => None,
+        }
+    }
+
+    /// Between the lowest and the highest of several runs; `None` for a single one.
+    #[must_use]
+    pub fn spread(&self) -> Option<i64> {
+        self.runs.iter().max()?.checked_sub(*self.runs.iter().min()?)
+    }
 }
 
 /// A figure in bytes, or the reason why it is not there. Never a zero for "not available".
@@ -44,6 +72,8 @@ pub enum TierName {
     Reserved,
     /// What the driver attributes to the process: reserved, context, libraries.
     Process,
+    /// The card itself, whoever holds it.
+    Device,
 }
 
 /// Whose memory a figure counts.
@@ -56,6 +86,8 @@ pub enum Scope {
     Process,
     /// Everything on the GPU.
     Device,
+    /// The machine's own memory.
+    Host,
 }
 
 /// A unit in which a producer may have written figures.
@@ -210,6 +242,10 @@ pub enum ReadingName {
     MaxAllocated,
     /// Highest reserved over the run.
     MaxReserved,
+    /// What a tool reports of one instant.
+    Reported(Reported),
+    /// A figure of the allocator's statistics.
+    Stat(Stat),
 }
 
 impl Which {
@@ -297,12 +333,14 @@ impl ReadingName {
     pub const fn tier(self) -> TierName {
         match self {
             Self::MaxReserved | Self::LoadReserved | Self::LoadMaxReserved => TierName::Reserved,
+            Self::Reported(reported) => reported.tier(),
+            Self::Stat(stat) => stat.tier(),
             _ => TierName::Allocated,
         }
     }
 
-    /// Every name, in the order of a run.
-    pub fn all() -> impl Iterator<Item = Self> {
+    /// Every name of what a job measures of itself, in the order of a run.
+    pub fn of_runs() -> impl Iterator<Item = Self> {
         let of_steps = Which::ALL.into_iter().flat_map(|w| StepReading::ALL.into_iter().map(move |r| Self::Step(w, r)));
         let of_eval = EvalReading::ALL.into_iter().map(Self::Eval);
         let of_phases = Self::PHASES.into_iter().map(Self::Phase);
@@ -313,6 +351,33 @@ impl ReadingName {
             .chain(of_eval)
             .chain(of_phases)
             .chain([Self::OptimizerState, Self::OptimizerStateHost, Self::MaxAllocated, Self::MaxReserved])
+    }
+
+    /// Every name, those of tools' reports last.
+    pub fn all() -> impl Iterator<Item = Self> {
+        let reported = Reported::ALL.into_iter().map(|(reported, ..)| Self::Reported(reported));
+        Self::of_runs().chain(reported).chain(Stat::all().map(Self::Stat).filter(|name| {
+            // These have shorter names.
+            Self::of_stat(&name.to_string()) == Some(*name)
+        }))
+    }
+
+    /// The name of a figure of `torch.cuda.memory_stats()`, by PyTorch's: `allocated_bytes.all.peak`.
+    #[must_use]
+    pub fn of_stat(name: &str) -> Option<Self> {
+        Some(match name {
+            "requested_bytes.all.current" => Self::Reported(Reported::Requested),
+            "requested_bytes.all.peak" => Self::Reported(Reported::MaxRequested),
+            "allocated_bytes.all.current" => Self::Reported(Reported::Allocated),
+            "allocated_bytes.all.peak" => Self::MaxAllocated,
+            "active_bytes.all.current" => Self::Reported(Reported::Active),
+            "active_bytes.all.peak" => Self::Reported(Reported::MaxActive),
+            "inactive_split_bytes.all.current" => Self::Reported(Reported::InactiveSplit),
+            "inactive_split_bytes.all.peak" => Self::Reported(Reported::MaxInactiveSplit),
+            "reserved_bytes.all.current" => Self::Reported(Reported::Reserved),
+            "reserved_bytes.all.peak" => Self::MaxReserved,
+            name => Self::Stat(Stat::parse(name)?),
+        })
     }
 
     /// Whether the reading is a difference between two instants.
@@ -344,6 +409,11 @@ impl fmt::Display for ReadingName {
             Self::OptimizerStateHost => f.write_str("optimizer_state_host"),
             Self::MaxAllocated => f.write_str("max_allocated"),
             Self::MaxReserved => f.write_str("max_reserved"),
+            Self::Reported(reported) => f.write_str(reported.name()),
+            Self::Stat(stat) => {
+                let [group, pool, metric] = stat.parts();
+                write!(f, "{group}.{pool}.{metric}")
+            }
         }
     }
 }
@@ -400,6 +470,15 @@ struct RawReading {
     /// Why there is no figure.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     unavailable: Option<String>,
+    /// The least that the printed figure can stand for, where it is not exact.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    least: Option<i64>,
+    /// The most that it can stand for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    most: Option<i64>,
+    /// Each run's figure in bytes, where `bytes` is their mean.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    runs: Vec<i64>,
 }
 
 impl TryFrom<RawReading> for Reading {
@@ -407,7 +486,7 @@ impl TryFrom<RawReading> for Reading {
 
     fn try_from(raw: RawReading) -> Result<Self, String> {
         const MAX: u64 = crate::units::MAX_DOCUMENT_BYTES;
-        let RawReading { name, tier, scope, bytes, unavailable } = raw;
+        let RawReading { name, tier, scope, bytes, unavailable, least, most, runs } = raw;
         let figure = match (bytes, unavailable) {
             (Some(bytes), None) if bytes.unsigned_abs() > MAX => {
                 return Err(format!("`{name}`: {bytes} bytes are more than 8 PiB"));
@@ -419,17 +498,30 @@ impl TryFrom<RawReading> for Reading {
             (None, Some(reason)) => Figure::Unavailable(reason),
             _ => return Err(format!("`{name}`: expected either `bytes` or `unavailable` with the reason")),
         };
-        Ok(Self { name, tier, scope, figure })
+        let range = match (least, most) {
+            (None, None) => None,
+            (Some(least), Some(most)) if bytes.is_some_and(|bytes| (least..=most).contains(&bytes)) => {
+                Some([least, most])
+            }
+            _ => return Err(format!("`{name}`: `least` and `most` belong together, around `bytes`")),
+        };
+        if !runs.is_empty() && bytes.is_none() {
+            return Err(format!("`{name}`: `runs` without `bytes`, their mean"));
+        }
+        if range.into_iter().flatten().chain(runs.iter().copied()).any(|bytes| bytes.unsigned_abs() > MAX) {
+            return Err(format!("`{name}`: more than 8 PiB"));
+        }
+        Ok(Self { name, tier, scope, figure, range, runs })
     }
 }
 
 impl From<Reading> for RawReading {
     fn from(reading: Reading) -> Self {
-        let Reading { name, tier, scope, figure } = reading;
+        let Reading { name, tier, scope, figure, range, runs } = reading;
         let (bytes, unavailable) = match figure {
             Figure::Bytes(bytes) => (Some(bytes), None),
             Figure::Unavailable(reason) => (None, Some(reason)),
         };
-        Self { name, tier, scope, bytes, unavailable }
+        Self { name, tier, scope, bytes, unavailable, least: range.map(|r| r[0]), most: range.map(|r| r[1]), runs }
     }
 }

@@ -66,10 +66,10 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
-    use crate::measure::{Reading, Scope, StepReading, Which};
+    use crate::measure::{Reading, StepReading, Which};
 
     fn reading(name: &str, tier: TierName, figure: Figure) -> Reading {
-        Reading { name: name.parse().unwrap(), tier, scope: Scope::Process, figure }
+        Reading::new(name.parse().unwrap(), tier, figure)
     }
 
     #[test]

@@ -120,6 +120,7 @@ impl Catalogue for English {
             TierName::Allocated => "Allocated",
             TierName::Reserved => "Reserved",
             TierName::Process => "Process",
+            TierName::Device => "Device",
         }
     }
 
@@ -129,6 +130,7 @@ impl Catalogue for English {
             TierName::Allocated => "What memory_allocated() shows: blocks, with rounding.",
             TierName::Reserved => "What PyTorch’s caching allocator takes from the driver.",
             TierName::Process => "Reserved and the CUDA context: what nvidia-smi shows.",
+            TierName::Device => "The card itself, whoever holds it.",
         }
     }
 
@@ -548,6 +550,8 @@ impl Catalogue for English {
             ReadingName::OptimizerState => "Optimizer states".into(),
             ReadingName::MaxAllocated => "Highest allocated".into(),
             ReadingName::MaxReserved => "Highest reserved".into(),
+            // As the tools call them.
+            ReadingName::Reported(_) | ReadingName::Stat(_) => name.to_string(),
         }
     }
 
@@ -563,6 +567,7 @@ impl Catalogue for English {
             ImportError::TooLarge { bytes, limit } => {
                 format!("The text has {}; at most {} are read.", Bytes(*bytes), Bytes(*limit))
             }
+            ImportError::NotRead { what } => format!("This is {what}, which is not read here."),
             ImportError::Malformed { line, column: 0, message } => format!("Line {line}: {message}."),
             ImportError::Malformed { line, column, message } => format!("Line {line}, column {column}: {message}."),
             ImportError::Fields(issues) => {

@@ -27,10 +27,16 @@ fn read(text: &str, _: Option<Unit>) -> Result<Read, ImportError> {
         return Err(ImportError::TooNew { found: head.version, newest: MEASUREMENT_VERSION });
     }
     let measurement: Measurement = serde_json::from_str(text).map_err(|e| malformed(&e))?;
-    if measurement.version == 0 || measurement.format != MEASUREMENT_FORMAT {
-        let message = format!("expected \"format\": \"{MEASUREMENT_FORMAT}\" and \"version\": 1");
-        return Err(ImportError::Malformed { line: 1, column: 0, message });
+    let refused = |message| ImportError::Malformed { line: 1, column: 0, message };
+    if measurement.format != MEASUREMENT_FORMAT {
+        return Err(refused(format!("expected \"format\": \"{MEASUREMENT_FORMAT}\"")));
     }
+    // One upgrader a version.
+    let measurement = match measurement.version {
+        1 => measurement.upgrade_1().map_err(|field| refused(format!("version 1 has no `{field}`")))?,
+        MEASUREMENT_VERSION => measurement,
+        other => return Err(refused(format!("expected \"version\" 1 to {MEASUREMENT_VERSION}, found {other}"))),
+    };
     Ok(Read::Measurement(Box::new(measurement)))
 }
 

@@ -1,7 +1,37 @@
 //! The formats that are read, in the order they are tried. One file per format: a row here, and the registry finds it.
 
+mod amd_smi;
+mod async_oom;
+mod axolotl;
+mod csv;
+mod cuda_error;
+mod deepspeed;
 mod document;
+mod library;
+mod literal;
+mod memory_stats;
+mod memory_summary;
+mod messages;
+mod mps;
+mod nccl;
+mod oom;
+mod reader;
+mod rocm_smi;
 mod script;
+mod series;
+mod series_lines;
+mod smi_q;
+mod smi_table;
+mod smi_xml;
+mod snapshot;
+mod tensorboard;
+mod tensorflow;
+mod text;
+mod trainer_state;
+mod vllm;
+mod xla;
+
+pub use reader::{Options, Reader, understand};
 
 use serde::{Deserialize, Serialize};
 
@@ -12,13 +42,68 @@ pub const MAX_TEXT: usize = 32 << 20;
 
 /// A format that is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum FormatId {
     /// Our measurement document.
     Document,
     /// The output of the articles' measuring script.
     Script,
+    /// PyTorch's out-of-memory message on CUDA, ROCm and XPU.
+    PytorchOom,
+    /// PyTorch's message with the backend `cudaMallocAsync`.
+    AsyncOom,
+    /// PyTorch's message on Apple's GPUs.
+    MpsOom,
+    /// The driver's own error, without figures.
+    CudaError,
+    /// A library's failed workspace or handle.
+    LibraryOom,
+    /// NCCL's failed buffers.
+    NcclOom,
+    /// JAX's message.
+    XlaOom,
+    /// TensorFlow's messages.
+    TensorflowOom,
+    /// What vLLM says of memory when it starts.
+    Vllm,
+    /// DeepSpeed's `see_memory_usage`.
+    Deepspeed,
+    /// axolotl's line about memory.
+    Axolotl,
+    /// `nvidia-smi`: table, `-q`, XML and CSV.
+    NvidiaSmi,
+    /// `rocm-smi`.
+    RocmSmi,
+    /// `amd-smi`.
+    AmdSmi,
+    /// `torch.cuda.memory_summary()`.
+    MemorySummary,
+    /// `torch.cuda.memory_stats()`.
+    MemoryStats,
+    /// Figures by step: CSV, JSON lines, a trainer's log.
+    Series,
+    /// Hugging Face's `trainer_state.json`.
+    TrainerState,
+    /// TensorBoard's event files.
+    Tensorboard,
 }
+
+/// What is read, as ends of "expected …".
+const EXPECTED: [&str; 12] = [
+    "an out-of-memory message (PyTorch, JAX, TensorFlow, vLLM, NCCL, cuBLAS)",
+    "nvidia-smi (table, -q, -q -x, --query-gpu)",
+    "rocm-smi",
+    "amd-smi",
+    "torch.cuda.memory_summary()",
+    "torch.cuda.memory_stats()",
+    "DeepSpeed's or axolotl's lines about memory",
+    "figures by step (CSV, JSON lines, a trainer's log)",
+    "trainer_state.json",
+    "an event file of TensorBoard",
+    document::FORMAT.expected,
+    script::FORMAT.expected,
+];
 
 /// What a text was understood as.
 #[derive(Clone, Debug, PartialEq)]
@@ -50,15 +135,25 @@ struct Format {
     read: fn(&str, Option<Unit>) -> Result<Read, ImportError>,
 }
 
+impl Format {
+    fn imported(&self, text: &str, unit: Option<Unit>) -> Result<Imported, ImportError> {
+        Ok(match (self.read)(text, unit)? {
+            Read::Measurement(measurement) => Imported::Measurement { format: self.id, measurement },
+            Read::WhichUnit(candidates) => Imported::WhichUnit { format: self.id, candidates },
+        })
+    }
+}
+
 /// What a format's reader found.
 enum Read {
     Measurement(Box<Measurement>),
     WhichUnit(Vec<Unit>),
 }
 
+/// What the page reads with its first program; [`understand`] reads everything.
 const FORMATS: [Format; 2] = [document::FORMAT, script::FORMAT];
 
-/// Reads a text as whatever it is, by its content.
+/// Reads a text as one of the two documents that a job writes of itself.
 ///
 /// # Errors
 /// [`ImportError`]: what was expected, and where the text departs from it.
@@ -81,8 +176,5 @@ fn read(text: &str, unit: Option<Unit>) -> Result<Imported, ImportError> {
     let Some(format) = FORMATS.iter().find(|f| (f.recognises)(text)) else {
         return Err(ImportError::NotThisFormat { expected: FORMATS.iter().map(|f| f.expected.to_owned()).collect() });
     };
-    Ok(match (format.read)(text, unit)? {
-        Read::Measurement(measurement) => Imported::Measurement { format: format.id, measurement },
-        Read::WhichUnit(candidates) => Imported::WhichUnit { format: format.id, candidates },
-    })
+    format.imported(text, unit)
 }

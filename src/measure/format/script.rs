@@ -9,9 +9,7 @@ use serde_json::{Map, Number, Value};
 use crate::issue::{Issue, IssueKind};
 use crate::measure::format::document::malformed;
 use crate::measure::format::{Format, FormatId, Read};
-use crate::measure::{
-    Figure, ImportError, Measurement, Reading, ReadingName, Scope, StepReading, TierName, Unit, Which,
-};
+use crate::measure::{Figure, ImportError, Measurement, Reading, ReadingName, StepReading, TierName, Unit, Which};
 use crate::units::MAX_DOCUMENT_BYTES;
 
 pub(super) const FORMAT: Format = Format {
@@ -85,12 +83,11 @@ fn read(text: &str, unit: Option<Unit>) -> Result<Read, ImportError> {
         let limit = i64::try_from(MAX_DOCUMENT_BYTES).unwrap_or(i64::MAX);
         let lowest = if reading.is_delta() { -limit } else { 0 };
         match in_bytes(&number, unit).filter(|bytes| (lowest..=limit).contains(bytes)) {
-            Some(bytes) => readings.push(Reading {
-                name: ReadingName::Step(which, reading),
-                tier: TierName::Allocated,
-                scope: Scope::Process,
-                figure: Figure::Bytes(bytes),
-            }),
+            Some(bytes) => readings.push(Reading::new(
+                ReadingName::Step(which, reading),
+                TierName::Allocated,
+                Figure::Bytes(bytes),
+            )),
             None => issues.push(Issue::new(
                 key,
                 IssueKind::OutOfRange { min: 0, max: MAX_DOCUMENT_BYTES, found: number.to_string() },
