@@ -3,10 +3,12 @@
 mod case;
 mod document;
 mod error;
+pub mod explain;
 pub mod format;
 mod reading;
 mod report;
 mod reported;
+mod runs;
 
 pub use case::Case;
 pub use document::{Environment, Gpu, MEASUREMENT_VERSION, Measurement, Producer};
@@ -15,3 +17,4 @@ pub use format::{FormatId, Imported, MAX_TEXT, Options, Reader, import, import_i
 pub use reading::{EvalReading, Figure, Reading, ReadingName, Scope, StepReading, TierName, Unit, Which};
 pub use report::{Backend, Buffer, Failure, FailureKind, Process, Series, Source};
 pub use reported::{Reported, Stat};
+pub use runs::average;

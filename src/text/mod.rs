@@ -5,6 +5,7 @@
 //! language until it has words. Numbers are formatted by [`crate::units`]; the catalogue puts them into sentences.
 
 mod en;
+mod report;
 #[cfg(test)]
 mod tests;
 #[expect(missing_docs, reason = "a label's name says what it is")]
@@ -12,6 +13,7 @@ mod words;
 
 use std::borrow::Cow;
 
+pub use report::ReportCatalogue;
 pub use words::{Label, LinkProblem, Msg, Term};
 
 use crate::bill::{Instant, Part, ProvenanceKind};

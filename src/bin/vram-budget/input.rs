@@ -61,6 +61,13 @@ pub(crate) fn lines(path: &Path, mut visit: impl FnMut(u64, &str) -> anyhow::Res
     Ok(())
 }
 
+/// The file's bytes, unpacked where it is compressed with gzip.
+pub(crate) fn bytes(path: &Path) -> anyhow::Result<Box<dyn Read>> {
+    let mut file = BufReader::new(open(path)?);
+    let packed = file.fill_buf().with_context(|| name(path))?.starts_with(&[0x1f, 0x8b]);
+    Ok(if packed { Box::new(flate2::bufread::MultiGzDecoder::new(file)) } else { Box::new(file) })
+}
+
 fn open(path: &Path) -> anyhow::Result<Box<dyn Read>> {
     if is_stdin(path) {
         return Ok(Box::new(io::stdin().lock()));

@@ -7,6 +7,7 @@
 mod estimate;
 mod exit;
 mod fragmentation;
+mod import;
 mod input;
 mod method_args;
 mod parallel_args;
@@ -34,6 +35,8 @@ const EXAMPLES: &str = "Examples:
   vram-budget estimate --plan plan.json --measured measured.json
   vram-budget fragmentation llama-3.2-1b --lengths log-normal=512,0.7 --seq-len 2048 --gpu 'RTX 4090'
   vram-budget probe > machine.json
+  vram-budget explain train.log
+  nvidia-smi | vram-budget import -
   vram-budget validate cases.jsonl";
 
 #[derive(Debug, Subcommand)]
@@ -44,6 +47,10 @@ enum Command {
     Fragmentation(Box<fragmentation::Args>),
     /// Write this machine's GPUs as a measurement document
     Probe(probe::Args),
+    /// Read error messages, logs and tools' output as measurement documents
+    Import(import::Args),
+    /// Say what they mean: what was understood, why memory ran out, what to try first
+    Explain(import::Args),
     /// Predict measured cases and say how far off the predictions are
     Validate(validate::Args),
     /// Replay a recorded run of the caching allocator, to the byte
@@ -65,6 +72,8 @@ fn main() -> ExitCode {
         Command::Estimate(args) => estimate::run(&args),
         Command::Fragmentation(args) => fragmentation::run(&args),
         Command::Probe(args) => probe::run(&args),
+        Command::Import(args) => import::import(&args),
+        Command::Explain(args) => import::explain(&args),
         Command::Validate(args) => validate::run(&args),
         Command::Replay(args) => replay::run(&args),
         Command::Schema(args) => schema::run(&args),

@@ -116,6 +116,11 @@ impl Reader {
                         lines.push(text.as_bytes());
                         lines.finish().map_err(|error| match other {
                             Some(Err(document)) => document,
+                            _ if has_no_header(&text) => ImportError::Malformed {
+                                line: 1,
+                                column: 0,
+                                message: "rows of nvidia-smi without a header: say which fields they are".into(),
+                            },
                             _ => error,
                         })
                     }
@@ -142,6 +147,12 @@ fn decoded(bytes: &[u8]) -> std::borrow::Cow<'_, str> {
         [0xef, 0xbb, 0xbf, rest @ ..] => String::from_utf8_lossy(rest),
         _ => String::from_utf8_lossy(bytes),
     }
+}
+
+/// Whether the text is rows of `nvidia-smi --query-gpu --format=csv,noheader`, by what only that tool prints.
+fn has_no_header(text: &str) -> bool {
+    let marks = [" MiB,", "[N/A]", "[Not Supported]"];
+    text.lines().next().is_some_and(|line| line.contains(',') && marks.iter().any(|mark| line.contains(mark)))
 }
 
 /// Reads a text that is one document; `None` where it is none that is known.

@@ -4,31 +4,22 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use vram_budget::decide::Decision;
-use vram_budget::measure::{Imported, Unit, import, import_in};
+use vram_budget::measure::{Options, Unit};
 use vram_budget::reconcile::{Prediction, Row, compare};
 use vram_budget::units::Bytes;
 
 use crate::exit::Rejected;
 use crate::input;
 
-/// The rows for the measurement in `path`.
+/// The rows for the measurement in `path`, whatever text it is in.
 pub(super) fn rows(decision: &Decision, path: &Path, unit: Option<Unit>) -> anyhow::Result<Vec<Row>> {
-    let text = input::document(path)?;
-    let imported = match unit {
-        Some(unit) => import_in(&text, unit),
-        None => import(&text),
+    let measurements = crate::import::read(path, &Options { unit, ..Options::default() })?;
+    let [measurement] = measurements.as_slice() else {
+        let reason = format!("it holds {} measurements, and one is compared", measurements.len());
+        return Err(Rejected::because(input::name(path), reason).into());
     };
-    match imported.map_err(|error| Rejected::import(input::name(path), &error))? {
-        Imported::Measurement { measurement, .. } => {
-            let prediction = decision.estimate.readings.as_ref().map(Prediction::from).unwrap_or_default();
-            Ok(compare(&prediction, &measurement))
-        }
-        Imported::WhichUnit { candidates, .. } => {
-            let units: Vec<&str> = candidates.into_iter().map(Unit::symbol).collect();
-            let reason = format!("the figures are no bytes: say which unit they are in, --unit {}", units.join("|"));
-            Err(Rejected::because(input::name(path), reason).into())
-        }
-    }
+    let prediction = decision.estimate.readings.as_ref().map(Prediction::from).unwrap_or_default();
+    Ok(compare(&prediction, measurement))
 }
 
 pub(super) fn print(rows: &[Row], out: &mut dyn Write) -> io::Result<()> {

@@ -36,7 +36,7 @@ pub(crate) struct Args {
     unit: Option<Unit>,
 }
 
-fn unit() -> impl TypedValueParser<Value = Unit> {
+pub(crate) fn unit() -> impl TypedValueParser<Value = Unit> {
     PossibleValuesParser::new(Unit::ALL.map(Unit::symbol))
         .map(|symbol| Unit::ALL.into_iter().find(|u| u.symbol() == symbol).unwrap_or(Unit::B))
 }
