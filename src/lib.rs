@@ -32,6 +32,7 @@ pub mod plan;
 pub mod recipe;
 pub mod reconcile;
 pub mod rule_of_thumb;
+pub mod snapshot;
 pub mod step;
 pub mod text;
 pub mod throughput;

@@ -66,7 +66,7 @@ fn file(name: &str, text: &str) -> PathBuf {
 fn help_begins_with_examples_and_is_a_document() {
     let help = ok(&["--help"]);
     assert!(help.starts_with("Examples:\n  vram-budget estimate"), "{help}");
-    for subcommand in ["estimate", "fragmentation", "probe", "validate", "schema"] {
+    for subcommand in ["estimate", "fragmentation", "probe", "snapshot", "validate", "schema"] {
         assert!(help.contains(subcommand));
         assert!(!ok(&[subcommand, "--help"]).is_empty());
     }
@@ -420,4 +420,27 @@ fn wrong_lengths_are_rejected_by_field() {
     for text in ["uniform=1", "log-normal=1", "3,x", "uniform=a..b"] {
         assert_eq!(of(&["--lengths", text]).code, 2, "{text}");
     }
+}
+
+#[test]
+fn recordings_are_read_replayed_and_refused() {
+    let recording = |name: &str| format!("{}/tests/data/snapshots/{name}", env!("CARGO_MANIFEST_DIR"));
+    let file = recording("s08-llama-oom.pickle.gz");
+    let found = json(&["snapshot", &file, "--json", "--alloc-conf", "expandable_segments:True"]);
+    assert_eq!(found["reserved"], 4_517_265_408_u64);
+    assert_eq!(found["replayed"]["as_recorded"]["reserved"], found["reserved"]);
+    assert_eq!(found["replayed"]["as_recorded"]["recorded_failure_fails"], true);
+    assert_eq!(found["replayed"]["others"][0]["alloc_conf"], "expandable_segments:True");
+    let text = ok(&["snapshot", &file, "--total", "8 GiB"]);
+    assert!(text.contains("expandable_segments:True") && text.contains("does not run out of memory there"), "{text}");
+    let text = ok(&["snapshot", &recording("s04-llama-all-alloc-frames.pickle.gz")]);
+    assert!(text.contains("Optimizer states") && text.contains("modeling_llama.py:343 __init__"), "{text}");
+    assert!(ok(&["snapshot", &recording("snap-08-as-json.json")]).contains("650 MiB  reserved"));
+    let text = ok(&["snapshot", &recording("snap-04-pytorch-1.8-list-proto3.pickle.gz")]);
+    assert!(text.contains("not replayed: nothing was recorded"), "{text}");
+    let done = run(&["snapshot", &recording("snap-06-malicious-global.pickle.gz")]);
+    assert!(rejected(&done).contains("STACK_GLOBAL at byte 64: this opcode runs code"), "{}", done.talk);
+    assert!(rejected(&run(&["snapshot", &recording("snap-07-truncated.pickle.gz")])).contains("cut off"));
+    assert!(rejected(&run(&["snapshot", &file, "--device", "3"])).contains("nothing is recorded of device 3"));
+    assert!(rejected(&run(&["snapshot", &file, "--alloc-conf", "max_split_size_mb:1"])).contains("max_split_size_mb"));
 }

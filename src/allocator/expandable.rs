@@ -124,7 +124,7 @@ impl Allocator {
         }
     }
 
-    fn put_unmapped(&mut self, block: u32) {
+    pub(super) fn put_unmapped(&mut self, block: u32) {
         let index = self.unmapped_index(block);
         self.sets[self.blocks[block].set as usize].unmapped.insert(index, block);
     }

@@ -79,7 +79,7 @@ fn open(path: &Path) -> anyhow::Result<Box<dyn Read>> {
     Ok(Box::new(file))
 }
 
-fn text(path: &Path, bytes: Vec<u8>) -> anyhow::Result<String> {
+pub(crate) fn text(path: &Path, bytes: Vec<u8>) -> anyhow::Result<String> {
     String::from_utf8(bytes).map_err(|error| {
         let at = error.utf8_error().valid_up_to();
         Rejected::because(name(path), format!("not UTF-8 text (byte {at})")).into()

@@ -15,6 +15,7 @@ mod plan_args;
 mod probe;
 mod replay;
 mod schema;
+mod snapshot;
 mod validate;
 
 use std::process::ExitCode;
@@ -55,6 +56,8 @@ enum Command {
     Validate(validate::Args),
     /// Replay a recorded run of the caching allocator, to the byte
     Replay(replay::Args),
+    /// Read a recording of torch.cuda.memory._dump_snapshot(): who holds what, the peak, and other settings
+    Snapshot(snapshot::Args),
     /// Print the JSON Schema of a document
     Schema(schema::Args),
 }
@@ -76,6 +79,7 @@ fn main() -> ExitCode {
         Command::Explain(args) => import::explain(&args),
         Command::Validate(args) => validate::run(&args),
         Command::Replay(args) => replay::run(&args),
+        Command::Snapshot(args) => snapshot::run(&args),
         Command::Schema(args) => schema::run(&args),
     };
     done.unwrap_or_else(|error| exit::report(&error))
