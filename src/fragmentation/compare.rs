@@ -147,7 +147,8 @@ impl Comparison {
             None => alloc_conf(framework)?,
             Some(text) => alloc_conf(&Framework { alloc_conf: Some(text.into()), ..framework.clone() })?,
         };
-        let unlimited = Config { alloc_conf, fraction, ..Config::new(framework.pytorch) };
+        let events_pending = self.plan.parallel.slow_device;
+        let unlimited = Config { alloc_conf, fraction, events_pending, ..Config::new(framework.pytorch) };
         let on = |card: Option<Bytes>| Config { total_bytes: card, ..unlimited.clone() };
         let empty = setting == Setting::EmptyCache;
         let whole = if setting.needs_card() { cards.first().copied() } else { None };

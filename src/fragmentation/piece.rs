@@ -3,17 +3,21 @@
 //! Whatever its length, a step of one recipe runs the same program: what is alive where a piece begins is the same list of
 //! tensors, in the order in which they were allocated. So the pieces of walks at different lengths join at these points.
 
-use crate::step::log::{Event, Mark};
+use crate::step::log::{Event, Mark, Phase, Stream};
 use crate::step::repeat::expand;
 use crate::step::train::Walk;
 
 /// One thing that a piece asks of the allocator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Op {
-    /// So many bytes, for the next number.
-    Alloc(u64),
+    /// So many bytes on a stream, for the next number.
+    Alloc(u64, Stream),
     /// The block of this number is freed.
     Free(u32),
+    /// Another stream uses the block of this number.
+    Uses(u32, Stream),
+    /// The host waits for the device.
+    Synchronize,
 }
 
 /// A stretch of a walk between two points at which pieces join. What was alive when it began has the first numbers.
@@ -61,6 +65,10 @@ impl Pieces {
             match *event {
                 Event::Alloc(id) => cutter.alloc(id),
                 Event::Free(id) => cutter.free(id),
+                Event::Uses(id, stream) => cutter.ops.push(Op::Uses(cutter.numbers[id as usize], stream)),
+                Event::Synchronize => cutter.ops.push(Op::Synchronize),
+                // Generation and scoring have lengths of their own.
+                Event::Mark(Mark::Phase(phase)) if (Phase::Generation..Phase::Update).contains(&phase) => return None,
                 Event::Mark(Mark::Step) if build.is_none() => build = Some(cutter.cut(cutter.alive())),
                 Event::Mark(Mark::BackwardEnd) => step.micro_batches.push(cutter.cut(cutter.alive())),
                 Event::Mark(Mark::ZeroGradEnd) => {
@@ -105,7 +113,7 @@ impl<'a> Cutter<'a> {
         self.alive[id as usize] = true;
         self.numbers[id as usize] = self.next;
         self.next += 1;
-        self.ops.push(Op::Alloc(self.bytes(id)));
+        self.ops.push(Op::Alloc(self.bytes(id), self.walk.tensors[id as usize].stream));
     }
 
     fn free(&mut self, id: u32) {

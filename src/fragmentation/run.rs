@@ -183,7 +183,13 @@ impl<'a> Run<'a> {
         self.blocks.append(&mut self.live);
         for op in &piece.ops {
             match *op {
-                Op::Alloc(bytes) => self.blocks.push(self.allocator.malloc(bytes, 0)?),
+                Op::Alloc(bytes, stream) => self.blocks.push(self.allocator.malloc(bytes, stream as u32)?),
+                Op::Uses(number, stream) => {
+                    if let Some(block) = self.blocks.get(number as usize) {
+                        self.allocator.record_stream(*block, stream as u32);
+                    }
+                }
+                Op::Synchronize => self.allocator.finish_pending(),
                 Op::Free(number) => {
                     if let Some(block) = self.blocks.get_mut(number as usize) {
                         self.allocator.free(core::mem::replace(block, BlockId::NULL));
