@@ -1,5 +1,6 @@
 //! One call from a plan to everything that is shown: walk, bill, tiers, readings.
 
+mod phases;
 mod slices;
 
 use std::borrow::Cow;
@@ -25,6 +26,8 @@ use crate::step::train::{Steps, TooLarge, Walk, tables, walk, walk_short, walk_s
 use crate::units::Bytes;
 use crate::versions::{self, Rules};
 
+pub use phases::{PhaseOnCard, binding_phase, phases};
+use phases::{usable_beside, vllm};
 pub use slices::Slices;
 
 /// Everything that follows from a plan.
@@ -323,7 +326,7 @@ pub fn estimate(plan: &Plan) -> Result<Estimate, Vec<Issue>> {
     // Without a limit nothing can fail, save a request beyond what PyTorch itself accepts.
     let readings = replay(&walk, &config).map_err(|_| vec![Issue::new("recipe", IssueKind::TooLarge)])?;
     let readings = parted(readings, plan, &job, precision);
-    let on_card = on_card(&walk, &config, &readings, &job.hardware);
+    let on_card = on_card(&walk, &config, &readings, &job.hardware, plan);
     let quick = quick_of(plan, &job, precision)?;
     let tiers = tiers(&readings, &job.hardware, plan);
     Ok(Estimate { tiers, readings: Some(readings), on_card, ..quick })
@@ -400,8 +403,8 @@ pub fn usable(hardware: &Hardware) -> Option<Bytes> {
     Some(hardware.capacity.as_ref()?.bytes.saturating_sub(taken))
 }
 
-fn on_card(walk: &Walk, config: &Config, readings: &Readings, hardware: &Hardware) -> Option<OnCard> {
-    let usable_bytes = usable(hardware)?;
+fn on_card(walk: &Walk, config: &Config, readings: &Readings, hardware: &Hardware, plan: &Plan) -> Option<OnCard> {
+    let usable_bytes = usable_beside(plan, hardware)?;
     if readings.highest_reserved() <= usable_bytes {
         return Some(OnCard::Completes { usable_bytes });
     }
@@ -452,8 +455,17 @@ fn sources(plan: &Plan) -> Sources {
 
 fn tiers(readings: &Readings, hardware: &Hardware, plan: &Plan) -> Tiers {
     let replayed = modelled(format!("caching allocator of PyTorch {}, replayed", plan.framework.pytorch));
-    let reserved = Tier { peak_bytes: readings.highest_reserved(), provenance: replayed.clone() };
-    let process = hardware.context.as_ref().and_then(|context| {
+    let mut most = [readings.highest_allocated(), readings.highest_reserved()];
+    let mut known = true;
+    if vllm(plan).is_some() {
+        let phases = phases(plan, readings);
+        known = phases.iter().all(|phase| phase.beside.is_some());
+        let highest = |of: &dyn Fn(&PhaseOnCard) -> Bytes| phases.iter().map(of).max().unwrap_or_default();
+        most = [highest(&PhaseOnCard::allocated), highest(&PhaseOnCard::reserved)];
+    }
+    let [allocated, reserved] = most;
+    let reserved = known.then(|| Tier { peak_bytes: reserved, provenance: replayed.clone() });
+    let process = hardware.context.as_ref().zip(reserved.as_ref()).and_then(|(context, reserved)| {
         Some(Tier {
             peak_bytes: reserved.peak_bytes.checked_add(context.bytes)?,
             provenance: Provenance {
@@ -467,8 +479,8 @@ fn tiers(readings: &Readings, hardware: &Hardware, plan: &Plan) -> Tiers {
             peak_bytes: readings.max_requested,
             provenance: modelled("sizes of the tensors alive at once"),
         },
-        allocated: Tier { peak_bytes: readings.highest_allocated(), provenance: replayed },
-        reserved: Some(reserved),
+        allocated: Tier { peak_bytes: allocated, provenance: replayed },
+        reserved,
         process,
     }
 }

@@ -1,6 +1,6 @@
 //! An estimate in slices, for a front end that must draw and listen in between.
 
-use super::{Estimate, Job, OnCard, Thumb, outcome, parted, quick_of, rule_of_thumb, tiers, too_large, usable};
+use super::{Estimate, Job, OnCard, Thumb, outcome, parted, quick_of, rule_of_thumb, tiers, too_large, usable_beside};
 use crate::allocator::Config;
 use crate::issue::Issue;
 use crate::plan::Plan;
@@ -79,7 +79,7 @@ impl Slices {
         // Without a limit nothing can fail, save a request beyond what PyTorch itself accepts.
         advanced.map_err(|_| too_large(TooLarge))?;
         let readings = parted(replay.finish(), &self.plan, &self.job, self.precision);
-        let limit = usable(&self.job.hardware);
+        let limit = usable_beside(&self.plan, &self.job.hardware);
         let Some(usable_bytes) = limit.filter(|usable| readings.highest_reserved() > *usable) else {
             let on_card = limit.map(|usable_bytes| OnCard::Completes { usable_bytes });
             return self.whole(readings, on_card).map(Some);

@@ -5,10 +5,11 @@ use crate::bill::{Instant, Part};
 use crate::issue::{Issue, IssueKind};
 use crate::model::family::{Built, Model, Run};
 use crate::plan::Plan;
-use crate::recipe::{Checkpointing, Dpo, Loss, Method, Precision, Recipe, Reference};
+use crate::recipe::{Checkpointing, Dpo, Loss, MAX_GRAD_ACCUM, Method, Precision, Recipe, Reference, Rollout};
 use crate::step::load;
 use crate::step::log::{Mark, Phase};
 use crate::step::ops::Extras;
+use crate::step::rollout;
 use crate::step::shape::{Dim, Shape};
 use crate::step::tape::Tape;
 use crate::step::tensor::{Dtype, Tensor};
@@ -16,8 +17,10 @@ use crate::step::train::weights_dtype;
 
 /// What a second model's parameters are called.
 pub(crate) const REFERENCE: &str = "reference's parameter";
+/// What a reward model's parameters are called.
+pub(crate) const JUDGE: &str = "reward model's parameter";
 /// What the parameters of models beside the policy are called.
-pub(crate) const OTHERS: [&str; 1] = [REFERENCE];
+pub(crate) const OTHERS: [&str; 2] = [REFERENCE, JUDGE];
 /// What keys and values of earlier tokens are called.
 pub(crate) const CACHE: &str = "key-value cache";
 
@@ -25,8 +28,14 @@ pub(crate) const CACHE: &str = "key-value cache";
 pub(crate) struct Actors {
     method: Method,
     scored: u64,
+    /// Whether adapters train.
+    adapters: bool,
+    /// Micro-batches for which completions are generated at once.
+    at_once: u64,
     /// Frozen; none where adapters are turned off instead, or nothing refers to it.
     reference: Option<(Box<dyn Built>, Vec<Tensor>)>,
+    /// The model that rewards, where one does.
+    judge: Option<(Box<dyn Built>, Vec<Tensor>)>,
 }
 
 impl Actors {
@@ -46,7 +55,77 @@ impl Actors {
         };
         let reference = (refers && recipe.lora.is_none())
             .then(|| tape.building(REFERENCE, || built(tape, model, recipe, precision, warm_up)));
-        Some(Self { method, scored: recipe.scored(), reference })
+        let judge = method.rollout().filter(|of| of.reward_model).and_then(|_| model.scored());
+        let judge =
+            judge.map(|model| tape.building(JUDGE, || built(tape, model.as_ref(), &Recipe::default(), precision, 0)));
+        let at_once = method.rollout().and_then(|of| of.steps_per_generation).unwrap_or(recipe.grad_accum);
+        Some(Self { adapters: recipe.lora.is_some(), method, scored: recipe.scored(), at_once, reference, judge })
+    }
+
+    /// What comes before a step's micro-batches: completions and their scores, which all of them share. `walked`: whether
+    /// that is walked, or there from the start.
+    pub(crate) fn roll_out(&self, run: &Run, policy: &dyn Built, autocast: Option<Dtype>, walked: bool) -> Vec<Tensor> {
+        let Some(of) = self.method.rollout() else { return Vec::new() };
+        let t = &run.tape;
+        let all = run.batch.times(Dim::plain(self.at_once));
+        match of.vllm {
+            // Its memory is its own; before it wakes the cache is given back (`VLLMGeneration.sync_weights`).
+            Some(vllm) if walked && vllm.sleep => t.empty_cache(),
+            _ => {}
+        }
+        t.mark(Mark::Phase(Phase::Generation));
+        if walked && of.vllm.is_none() {
+            // peft's `generate` calls the model beneath, around which no autocast is.
+            rollout::generate(run, policy, of, all, autocast.filter(|_| !self.adapters));
+        }
+        let kept = |n: u64, dtype: Dtype, op: &'static str| {
+            t.empty(Shape::new(&[all, Dim::plain(n)]), dtype, Part::Activations, op)
+        };
+        let prompt = run.seq.n.saturating_sub(of.completion);
+        let mut held: Vec<Tensor> = [("prompts", prompt), ("prompt mask", prompt)]
+            .into_iter()
+            .chain([("completions", of.completion), ("completion mask", of.completion)])
+            .map(|(op, n)| kept(n, Dtype::I64, op))
+            .collect();
+        let whole = [kept(run.seq.n, Dtype::I64, "token ids"), kept(run.seq.n, Dtype::I64, "attention mask")];
+        held.push(t.empty(Shape::new(&[all]), Dtype::F32, Part::Activations, "advantages"));
+        held.push(t.scalar(Dtype::F32, "tokens in all"));
+        if let Some((judge, _)) = &self.judge {
+            t.mark(Mark::Phase(Phase::Reward));
+            if walked {
+                judged(run, judge.as_ref(), all, autocast);
+            }
+        }
+        let scored = [(of.old_log_probs || of.vllm.is_some(), Phase::OldLogProbs), (of.reference, Phase::Reference)];
+        for (_, phase) in scored.into_iter().filter(|(runs, _)| *runs) {
+            t.mark(Mark::Phase(phase));
+            let scores = if walked { self.all_scores(run, policy, autocast, phase) } else { Vec::new() };
+            held.push(kept(of.completion, Dtype::F32, "scores"));
+            drop(scores);
+        }
+        drop(whole);
+        t.mark(Mark::Phase(Phase::Update));
+        held
+    }
+
+    /// Scores of every completion without a graph, micro-batch by micro-batch.
+    fn all_scores(&self, run: &Run, policy: &dyn Built, autocast: Option<Dtype>, phase: Phase) -> Vec<Tensor> {
+        let t = &run.tape;
+        let run = &Run { checkpointing: Checkpointing::None, ..run.clone() };
+        let mut all = Vec::new();
+        t.with_grad(false, || {
+            for _ in 0..self.at_once.min(MAX_SCORED) {
+                let ids = t.buffer(Shape::new(&[run.batch, run.seq]), Dtype::I64);
+                let labels = labels(t, &ids);
+                let scores = match phase {
+                    Phase::Reference => self.reference_scores(run, policy, &ids, &labels, autocast),
+                    _ => self.scores(run, policy, &ids, &labels, autocast, Extras { entropy: true, metrics: false }),
+                };
+                // The output goes, but for what is kept of it.
+                all.extend(scores.and_then(|scores| scores.into_iter().next()));
+            }
+        });
+        all
     }
 
     /// A micro-batch on the device.
@@ -63,6 +142,7 @@ impl Actors {
                 }
                 all
             }
+            // A part of what was generated: a view.
             Method::Grpo(_) | Method::Ppo(_) => Vec::new(),
         }
     }
@@ -70,11 +150,12 @@ impl Actors {
     /// Forward to the loss; each model runs under an autocast of its own.
     pub(crate) fn loss(&self, run: &Run, policy: &dyn Built, batch: &[Tensor], autocast: Option<Dtype>) -> Tensor {
         let t = &run.tape;
-        let loss = batch.first().and_then(|ids| match self.method {
-            Method::Dpo(of) => self.preferences(run, policy, ids, autocast, of),
-            Method::Reward(_) => rewards(run, policy, ids, autocast),
-            Method::Grpo(_) | Method::Ppo(_) => None,
-        });
+        let loss = match (self.method, batch.first()) {
+            (Method::Dpo(of), Some(ids)) => self.preferences(run, policy, ids, autocast, of),
+            (Method::Reward(_), Some(ids)) => rewards(run, policy, ids, autocast),
+            (Method::Grpo(of) | Method::Ppo(of), _) => self.policy_gradient(run, policy, autocast, of),
+            _ => None,
+        };
         loss.unwrap_or_else(|| t.scalar(Dtype::F32, "loss"))
     }
 
@@ -88,12 +169,7 @@ impl Actors {
         of: Dpo,
     ) -> Option<Tensor> {
         let t = &run.tape;
-        let labels = {
-            let unscored = t.temp(*ids.shape(), Dtype::Bool, "unscored tokens");
-            let labels = t.temp(*ids.shape(), Dtype::I64, "labels");
-            drop(unscored);
-            labels
-        };
+        let labels = labels(t, ids);
         let all = Extras { entropy: true, metrics: true };
         let scores = self.scores(run, policy, ids, &labels, autocast, all)?;
         let sums = t.scope("loss", || scores.first().map(|of| t.sums_of_scores(of)))?;
@@ -109,6 +185,27 @@ impl Actors {
         let loss = t.scope("loss", || t.loss_of_sums(&sums));
         drop((referred, sums, scores, labels));
         Some(loss)
+    }
+
+    /// `GRPOTrainer._compute_loss`: a ratio of probabilities per token of the completions, clipped.
+    fn policy_gradient(&self, run: &Run, policy: &dyn Built, autocast: Option<Dtype>, of: Rollout) -> Option<Tensor> {
+        let t = &run.tape;
+        let ids = run.integers(&[run.batch, run.seq], "token ids");
+        let mask = run.integers(&[run.batch, run.seq], "attention mask");
+        let labels = labels(t, &ids);
+        let scores = self.scores(run, policy, &ids, &labels, autocast, Extras { entropy: true, metrics: false })?;
+        let loss = t.scope("loss", || {
+            let completion = Dim::plain(of.completion);
+            let own = scores.first().map(|scores| t.last_of(scores, completion))?;
+            let entropies = t.temp(*own.shape(), Dtype::F32, "entropies");
+            drop(scores);
+            drop(labels);
+            let loss = t.clipped_loss(&own, of.reference);
+            drop(entropies);
+            Some(loss)
+        });
+        drop((mask, ids));
+        loss
     }
 
     /// Per-token scores of the reference: a model of its own in evaluation, or the policy with its adapters off.
@@ -147,6 +244,33 @@ impl Actors {
         })
     }
 }
+
+/// The reward model's scores of every completion at once, in `inference_mode` (`GRPOTrainer._calculate_rewards`).
+fn judged(run: &Run, judge: &dyn Built, all: Dim, autocast: Option<Dtype>) {
+    let t = &run.tape;
+    let run = &Run { batch: all, checkpointing: Checkpointing::None, ..run.clone() };
+    let ids = run.integers(&[run.batch, run.seq], "token ids");
+    let mask = run.integers(&[run.batch, run.seq], "attention mask");
+    let scores = t.evaluating(|| {
+        t.with_autocast(autocast, || {
+            let (hidden, head) = judge.backbone(run, &ids)?;
+            let scores = t.linear(&hidden, &head, None);
+            Some(t.last_scores(&scores, &ids))
+        })
+    });
+    drop((scores, mask, ids));
+}
+
+/// The labels of scored tokens: the others are masked out.
+fn labels(t: &Tape, ids: &Tensor) -> Tensor {
+    let unscored = t.temp(*ids.shape(), Dtype::Bool, "unscored tokens");
+    let labels = t.temp(*ids.shape(), Dtype::I64, "labels");
+    drop(unscored);
+    labels
+}
+
+/// The most micro-batches whose scores are walked one by one; further ones ask for the same.
+const MAX_SCORED: u64 = 8;
 
 /// A further model of the policy's kind, loaded as it was, and its buffers.
 fn built(
@@ -209,6 +333,21 @@ pub(crate) fn issues(model: &dyn Model, plan: &Plan) -> Vec<Issue> {
         if given {
             not(field, format!("{what} with {name}"));
         }
+    }
+    if matches!(method, Method::Ppo(_)) {
+        not("recipe.method", "PPO, which TRL no longer has".into());
+    }
+    if let Some(vllm) = method.rollout().and_then(|of| of.vllm)
+        && !(vllm.memory_utilization > 0.0 && vllm.memory_utilization <= 1.0)
+    {
+        let (expected, found) = ("a share above 0, at most 1".into(), vllm.memory_utilization.to_string());
+        issues.push(Issue::new("recipe.method.vllm.memory_utilization", IssueKind::NotA { expected, found }));
+    }
+    let at_once = method.rollout().and_then(|of| of.steps_per_generation);
+    if at_once.is_some_and(|n| !(1..=MAX_GRAD_ACCUM).contains(&n)) {
+        let found = at_once.unwrap_or_default().to_string();
+        let kind = IssueKind::OutOfRange { min: 1, max: MAX_GRAD_ACCUM, found };
+        issues.push(Issue::new("recipe.method.steps_per_generation", kind));
     }
     let most = recipe.seq_len.saturating_sub(1);
     if !(1..=most).contains(&recipe.scored()) {

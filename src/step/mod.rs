@@ -17,6 +17,7 @@ pub(crate) mod parallel;
 pub mod readings;
 pub mod repeat;
 pub mod replay;
+pub(crate) mod rollout;
 pub mod shape;
 pub mod tape;
 pub mod tensor;

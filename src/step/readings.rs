@@ -203,13 +203,6 @@ impl Readings {
         self.load.map_or(self.max_reserved, |load| load.max_reserved.max(self.max_reserved))
     }
 
-    /// The phase in which the most is allocated.
-    #[must_use]
-    pub fn binding_phase(&self) -> Option<Phase> {
-        // The last of equals: an update is named before what it equals.
-        self.phases.iter().max_by_key(|p| p.allocated).map(|p| p.phase)
-    }
-
     /// The first step.
     #[must_use]
     pub fn first(&self) -> Option<&StepReadings> {

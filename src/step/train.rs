@@ -317,6 +317,8 @@ struct Loop<'a> {
     /// The gradient scaler's scale and growth tracker, created at first use.
     scaler: Option<[Tensor; 2]>,
     batch: Option<Vec<Tensor>>,
+    /// What was generated and how it was scored, for every micro-batch of the step.
+    rolled_out: Vec<Tensor>,
     loss: Option<Tensor>,
     /// What the loss's graph holds beside it.
     graph_leaves: Vec<Tensor>,
@@ -374,6 +376,7 @@ impl<'a> Loop<'a> {
             averaged: false,
             scaler: None,
             batch: None,
+            rolled_out: Vec::new(),
             loss: None,
             graph_leaves: Vec::new(),
             pinned: Vec::new(),
@@ -512,6 +515,11 @@ impl<'a> Loop<'a> {
     fn step(&mut self) {
         let t = self.tape;
         t.mark(Mark::Step);
+        if let Some(actors) = &self.actors {
+            // The next completions take the place of the last ones, which live until then.
+            let walked = self.most_micro_batches == MAX_WALKED_MICRO_BATCHES;
+            self.rolled_out = actors.roll_out(&self.run, self.model, self.autocast(), walked);
+        }
         // Micro-batches from the second on are alike.
         let micro_batches = self.recipe.grad_accum.min(self.most_micro_batches);
         for n in 1..=micro_batches {

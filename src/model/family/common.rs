@@ -1,12 +1,13 @@
 //! Pieces that several families share, in the order of transformers' own code (5.24).
 
-use core::cell::RefCell;
+use core::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use crate::bill::{Instant, Part};
 use crate::issue::{Issue, IssueKind};
 use crate::model::fields::Fields;
 use crate::recipe::{Attention, Checkpointing, LigerKernel, Loss, Recipe, SdpaBackend};
+use crate::step::actors::CACHE;
 use crate::step::checkpoint::{Layer, checkpointed, on_host, reentrant};
 use crate::step::ops::SdpaPath;
 use crate::step::parallel::wrapped;
@@ -33,6 +34,44 @@ pub struct Run {
     pub loss: Loss,
     /// Whether attention takes a mask of the padding.
     pub padded: bool,
+    /// The keys and values of earlier tokens, while text is generated.
+    pub cache: Option<Rc<Cache>>,
+}
+
+/// The keys and values of earlier tokens, by layer (`DynamicCache`).
+#[derive(Debug, Default)]
+pub struct Cache {
+    layers: RefCell<Vec<[Tensor; 2]>>,
+    length: Cell<u64>,
+}
+
+impl Cache {
+    /// Says how many tokens it holds after the forward that follows.
+    pub(crate) fn grow_to(&self, length: u64) {
+        self.length.set(length);
+    }
+
+    /// The layer's keys and values with those of new tokens, [b, g, s, d], as copies; the old ones go one by one.
+    pub(super) fn update(&self, t: &Tape, new: [&Tensor; 2]) -> [Tensor; 2] {
+        let layer = (t.layer() as usize).saturating_sub(1);
+        let whole = Dim::plain(self.length.get());
+        let grown =
+            |of: &Tensor| t.empty(of.shape().narrowed(2, whole).contiguous(), of.dtype(), Part::Activations, CACHE);
+        let mut layers = self.layers.borrow_mut();
+        match layers.get_mut(layer) {
+            Some(held) => {
+                for (held, new) in held.iter_mut().zip(new) {
+                    *held = grown(new);
+                }
+                held.clone()
+            }
+            None => {
+                let held = new.map(grown);
+                layers.push(held.clone());
+                held
+            }
+        }
+    }
 }
 
 /// How attention runs.
@@ -66,6 +105,7 @@ impl Run {
             checkpointing: recipe.checkpointing,
             loss: recipe.loss,
             padded: recipe.method.is_some_and(|m| m.padded()),
+            cache: None,
         }
     }
 
@@ -102,6 +142,11 @@ impl Run {
             Checkpointing::Offload => on_host(t, &|| layer(t, x)),
             Checkpointing::FullOffload => on_host(t, &|| checkpointed(t, x, layer.clone(), false)),
         }
+    }
+
+    /// Tokens that attention sees: those before too, while text is generated.
+    fn keys(&self) -> Dim {
+        self.cache.as_ref().map_or(self.seq, |cache| Dim::plain(cache.length.get()))
     }
 
     /// A tensor of 64-bit integers of the batch: ids, labels.
@@ -227,19 +272,23 @@ pub(super) fn product_of(t: &Tape, a: Tensor, b: Tensor) -> Tensor {
 /// `torch.arange(s) + 0`, unsqueezed: the position ids of a whole sequence.
 pub(super) fn position_ids(run: &Run) -> Tensor {
     let t = &run.tape;
+    if run.cache.is_some() {
+        // Given, as a copy of the last ones.
+        return t.temp(Shape::new(&[run.batch, run.seq]), Dtype::I64, "positions");
+    }
     let range = t.temp(Shape::new(&[run.seq]), Dtype::I64, "positions");
     let ids = t.temp(Shape::new(&[Dim::plain(1), run.seq]), Dtype::I64, "positions");
     drop(range);
     ids
 }
 
-/// The cosine and sine tables of rotary embeddings, [1, s, d], computed in FP32 and cast to `dtype`.
+/// The cosine and sine tables of rotary embeddings, [1, s, d], of sequences with positions of their own [b, s, d], computed in FP32 and cast to `dtype`.
 pub(super) fn rotary_tables(run: &Run, head: Dim, dtype: Dtype) -> (Tensor, Tensor) {
     let t = &run.tape;
-    let one = Dim::plain(1);
+    let one = if run.cache.is_some() { run.batch } else { Dim::plain(1) };
     let half = Dim::plain(head.n / 2);
     let whole = Shape::new(&[one, run.seq, head]);
-    let positions = t.temp(Shape::new(&[one, run.seq, one]), Dtype::F32, "positions");
+    let positions = t.temp(Shape::new(&[one, run.seq, Dim::plain(1)]), Dtype::F32, "positions");
     let freqs = t.temp(Shape::new(&[one, run.seq, half]), Dtype::F32, "rotary angles");
     drop(positions);
     let emb = t.temp(whole, Dtype::F32, "rotary angles");
@@ -354,6 +403,13 @@ pub(super) fn attend_by(
                     let [q, k, v] = for_sdpa(t, [q, k, v]);
                     t.sdpa(&q, &k, &v, with.dropout, forced)
                 }
+                // A single token's heads are packed over those of keys and values (`pack_gqa`).
+                mask if run.cache.is_some() && s.n == 1 => {
+                    let (g, groups) = (k.dim(1), Dim::plain(a.n / k.dim(1).n.max(1)));
+                    let packed = t.reshape(q, &[b, g, groups, q.dim(3)]);
+                    let out = t.sdpa_masked(&packed, k, v, mask, with.dropout, forced);
+                    t.reshape(&out, &[b, a, s, v.dim(3)])
+                }
                 mask => {
                     let k = repeat_kv(t, k, a);
                     let v = repeat_kv(t, v, a);
@@ -457,7 +513,7 @@ pub(super) fn eager_mask(run: &Run, dtype: Dtype, window: bool) -> Option<Tensor
     let allowed = allowed(run, window);
     let zero = t.scalar(dtype, "mask");
     let least = t.scalar(dtype, "mask");
-    let square = [run.batch, Dim::plain(1), run.seq, run.seq];
+    let square = [run.batch, Dim::plain(1), run.seq, run.keys()];
     let mask = t.temp(Shape::new(&square), dtype, "causal mask");
     drop(least);
     drop(zero);
@@ -499,30 +555,31 @@ fn allowed(run: &Run, window: bool) -> Tensor {
     let line = |n: Dim| Shape::new(&[n]);
     let batch = t.temp(line(run.batch), Dtype::I64, "mask positions");
     let head = t.temp(line(Dim::plain(1)), Dtype::I64, "mask positions");
-    let range = || {
-        let raw = t.temp(line(run.seq), Dtype::I64, "mask positions");
-        let shifted = t.temp(line(run.seq), Dtype::I64, "mask positions");
+    let range = |n: Dim| {
+        let raw = t.temp(line(n), Dtype::I64, "mask positions");
+        let shifted = t.temp(line(n), Dtype::I64, "mask positions");
         drop(raw);
         shifted
     };
-    let (queries, keys) = (range(), range());
+    let seen = run.keys();
+    let (queries, keys) = (range(run.seq), range(seen));
     let one = Dim::plain(1);
-    let square = Shape::new(&[one, one, run.seq, run.seq]);
-    let padding = run.padded.then(|| t.temp(Shape::new(&[run.batch, run.seq]), Dtype::Bool, "padding"));
+    let square = Shape::new(&[one, one, run.seq, seen]);
+    let padding = run.padded.then(|| t.temp(Shape::new(&[run.batch, seen]), Dtype::Bool, "padding"));
     let allowed = if run.padded {
         let unit = t.temp(Shape::new(&[]), Dtype::Bool, "mask");
         let causal = t.temp(square, Dtype::Bool, "mask");
         let both = t.temp(square, Dtype::Bool, "mask");
         drop(causal);
         drop(unit);
-        let row = Shape::new(&[run.batch, one, one, run.seq]);
+        let row = Shape::new(&[run.batch, one, one, seen]);
         let kept = {
             let indices = [(); 2].map(|()| t.temp(row, Dtype::I64, "mask positions"));
             let kept = t.temp(row, Dtype::Bool, "mask");
             drop(indices);
             kept
         };
-        let all = t.temp(Shape::new(&[run.batch, one, run.seq, run.seq]), Dtype::Bool, "mask");
+        let all = t.temp(Shape::new(&[run.batch, one, run.seq, seen]), Dtype::Bool, "mask");
         drop(kept);
         drop(both);
         all

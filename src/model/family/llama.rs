@@ -690,6 +690,10 @@ impl Call {
             drop(k);
             rotated
         };
+        let (k, v) = match &self.run.cache {
+            Some(cache) => cache.update(t, [&k, &v]).into(),
+            None => (k, v),
+        };
         let (mut out, probabilities) = attend(&self.run, (&q, &k, &v), self.mask.as_ref(), p.attention_dropout, p.q());
         out = w.linear(t, &out, 6);
         drop((q, k, v));

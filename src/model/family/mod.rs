@@ -29,7 +29,7 @@ use crate::step::shape::{Dim, Shape};
 use crate::step::tape::Tape;
 use crate::step::tensor::{Dtype, Tensor};
 
-pub use common::{AttentionPlan, Run};
+pub use common::{AttentionPlan, Cache, Run};
 
 /// A parameter of the model.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -226,6 +226,35 @@ impl Tape {
         r.finish(out, move |t, g| vec![first(g).map(|g| t.temp(like, g.dtype(), "grad of sums"))])
     }
 
+    /// `cat([scores[:, -n:]])`: a copy of the last `n`, whose backward writes into zeros of the whole.
+    pub(crate) fn last_of(&self, scores: &Tensor, n: Dim) -> Tensor {
+        let r = Recorder::begin(self, &[scores]);
+        let whole = *scores.shape();
+        let out = self.temp(scores.shape().narrowed(1, n).contiguous(), scores.dtype(), "scores");
+        r.finish(out, move |t, g| vec![first(g).map(|g| t.temp(whole, g.dtype(), "grad of token scores"))])
+    }
+
+    /// GRPO's loss of scores [b, n]: the clipped ratio of probabilities, and the divergence from a reference. Operations on
+    /// one number a token.
+    pub(crate) fn clipped_loss(&self, scores: &Tensor, referred: bool) -> Tensor {
+        /// Numbers a token that backward needs: ratio, clipped ratio, two losses, the sum's factor; with a reference the
+        /// difference and its exponential.
+        const KEPT: usize = 5;
+        const KEPT_WITH_REFERENCE: usize = 7;
+        let r = Recorder::begin(self, &[scores]);
+        let line = |op: &'static str| self.temp(*scores.shape(), scores.dtype(), op);
+        let kept = if referred { KEPT_WITH_REFERENCE } else { KEPT };
+        let saved: Vec<_> = (0..kept).map(|_| r.save(&line("ratios"))).collect();
+        let out = self.scalar(scores.dtype(), "loss");
+        let like = *scores.shape();
+        r.finish(out, move |t, g| {
+            let held: Vec<_> = saved.iter().map(|s| s.unpack(t)).collect();
+            let grad = first(g).map(|g| t.temp(like, g.dtype(), "grad of scores"));
+            drop(held);
+            vec![grad]
+        })
+    }
+
     /// The scores [b, s, 1] at each sequence's last token (`GenericForSequenceClassification`).
     pub(crate) fn last_scores(&self, scores: &Tensor, ids: &Tensor) -> Tensor {
         let r = Recorder::begin(self, &[scores]);

@@ -6,10 +6,11 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 use vram_budget::bill::{Bill, Instant, Part};
 use vram_budget::decide::Decision;
+use vram_budget::estimate::{PhaseOnCard, binding_phase, phases as on_card};
 use vram_budget::plan::Plan;
 use vram_budget::reconcile::Row;
 use vram_budget::step::capacity::SmallestCard;
-use vram_budget::step::readings::{Holder, PhaseReadings, Readings};
+use vram_budget::step::readings::{Holder, Readings};
 
 /// The version of the document.
 const VERSION: u32 = 1;
@@ -31,7 +32,7 @@ pub(super) fn print(
         "numbers": decision.verdict.numbers,
         "binding": estimate.bill.binding,
         "tiers": estimate.tiers,
-        "phases": estimate.readings.as_ref().map(phases),
+        "phases": estimate.readings.as_ref().map(|of| phases(plan, of)),
         "parts": parts(&estimate.bill),
         "bill": bill(&estimate.bill),
         "parameters": estimate.parameters,
@@ -53,17 +54,20 @@ pub(super) fn print(
 }
 
 /// Each phase with its peaks and what holds memory in it; which one binds.
-fn phases(readings: &Readings) -> Value {
-    let one = |of: &PhaseReadings| {
+fn phases(plan: &Plan, readings: &Readings) -> Value {
+    let all = on_card(plan, readings);
+    let one = |on_card: &PhaseOnCard| {
+        let of = &on_card.readings;
         let held = Holder::ALL.iter().zip(of.held).map(|(holder, bytes)| (name(holder), json!(bytes)));
         json!({
             "phase": of.phase,
             "allocated_bytes": of.allocated,
             "reserved_bytes": of.reserved,
+            "beside_bytes": on_card.beside,
             "held": held.collect::<Map<_, _>>(),
         })
     };
-    json!({ "binding": readings.binding_phase(), "list": readings.phases.iter().map(one).collect::<Value>() })
+    json!({ "binding": binding_phase(&all), "list": all.iter().map(one).collect::<Value>() })
 }
 
 /// Bytes by part, then by instant.

@@ -6,14 +6,15 @@ use vram_budget::bill::{Instant, Part};
 use vram_budget::decide::{
     Candidate, Caveat, Decision, Fact, Figure, Numbers, PricedRemedy, Question, Reason, TreeStep, VerdictKind,
 };
-use vram_budget::estimate::{Note, read_model};
+use vram_budget::estimate::phases as on_card;
+use vram_budget::estimate::{Note, binding_phase, read_model};
 use vram_budget::machine::GpuChoice;
 use vram_budget::model::ModelSource;
 use vram_budget::plan::Plan;
 use vram_budget::recipe::Checkpointing;
 use vram_budget::step::capacity::SmallestCard;
 use vram_budget::step::log::Phase;
-use vram_budget::step::readings::{Holder, PhaseReadings, Readings};
+use vram_budget::step::readings::{Holder, PhaseReadings};
 use vram_budget::text::{Catalogue, Locale};
 use vram_budget::throughput::Throughput;
 use vram_budget::units::{Bytes, grouped, three_digits};
@@ -26,13 +27,13 @@ pub(super) fn print(
     out: &mut dyn Write,
 ) -> io::Result<()> {
     let text = Locale::En.text();
-    answer(text, decision, out)?;
+    answer(text, plan, decision, out)?;
     job(text, plan, out)?;
     bill(text, decision, out)?;
     if let Some(smallest) = smallest {
         smallest_card(text, smallest, out)?;
     }
-    phases(text, decision, out)?;
+    phases(text, plan, decision, out)?;
     tree(text, decision, out)?;
     remedies(text, decision, out)?;
     // The rule of thumb is among the caveats too.
@@ -64,7 +65,7 @@ fn older_rules(plan: &Plan, out: &mut dyn Write) -> io::Result<()> {
 }
 
 /// The verdict, the numbers that it compares, and why.
-fn answer(text: &dyn Catalogue, decision: &Decision, out: &mut dyn Write) -> io::Result<()> {
+fn answer(text: &dyn Catalogue, plan: &Plan, decision: &Decision, out: &mut dyn Write) -> io::Result<()> {
     let verdict = &decision.verdict;
     // Green, amber, red, grey; never the colour alone.
     let colour = match verdict.kind {
@@ -91,7 +92,11 @@ fn answer(text: &dyn Catalogue, decision: &Decision, out: &mut dyn Write) -> io:
         (_, _, None, _) => writeln!(out, "{allocated}")?,
     }
     let estimate = &decision.estimate;
-    let phase = estimate.readings.as_ref().and_then(Readings::binding_phase).filter(|phase| *phase != Phase::Update);
+    let phase = estimate
+        .readings
+        .as_ref()
+        .and_then(|of| binding_phase(&on_card(plan, of)))
+        .filter(|phase| *phase != Phase::Update);
     let at = phase.map_or_else(|| text.at_instant(estimate.bill.binding), |phase| text.at_phase(phase));
     writeln!(out, "{} The peak is {at}.", text.reason(&verdict.reason))
 }
@@ -155,22 +160,30 @@ fn bill(text: &dyn Catalogue, decision: &Decision, out: &mut dyn Write) -> io::R
 }
 
 /// The phases of a job that is more than its training step, and what holds memory in each.
-fn phases(text: &dyn Catalogue, decision: &Decision, out: &mut dyn Write) -> io::Result<()> {
+fn phases(text: &dyn Catalogue, plan: &Plan, decision: &Decision, out: &mut dyn Write) -> io::Result<()> {
     let Some(readings) = &decision.estimate.readings else { return Ok(()) };
     if readings.phases.len() < 2 {
         return Ok(());
     }
-    let binding = readings.binding_phase();
+    let phases = on_card(plan, readings);
+    let binding = binding_phase(&phases);
     writeln!(out, "\n{:<18} {:>15}  held by, GiB", "Phase", "allocated, GiB")?;
-    for PhaseReadings { phase, allocated, held, .. } in &readings.phases {
+    for on_card in &phases {
+        let PhaseReadings { phase, held, .. } = &on_card.readings;
         let mark = if binding == Some(*phase) { "*" } else { " " };
-        let held: Vec<String> = Holder::ALL
+        let mut held: Vec<String> = Holder::ALL
             .into_iter()
             .zip(held)
             .filter(|(_, bytes)| **bytes > Bytes::ZERO)
             .map(|(holder, bytes)| format!("{} {}", text.holder(holder), gib(*bytes)))
             .collect();
-        writeln!(out, "{:<18} {:>14}{mark}  {}", text.phase(*phase), gib(*allocated), held.join(", "))?;
+        match on_card.beside {
+            Some(Bytes::ZERO) => {}
+            Some(bytes) => held.push(format!("vLLM {}", gib(bytes))),
+            None => held.push("vLLM, its share of a card that is not known".to_owned()),
+        }
+        let allocated = gib(on_card.allocated());
+        writeln!(out, "{:<18} {allocated:>14}{mark}  {}", text.phase(*phase), held.join(", "))?;
     }
     Ok(())
 }
