@@ -131,6 +131,23 @@ fn traces_are_replayed_to_the_byte() {
 }
 
 #[test]
+fn other_settings_reserve_what_the_program_reserved_under_them() {
+    let folder = folder().join("settings");
+    let mut bytes = Vec::new();
+    let file = std::fs::File::open(folder.join("defaults.pickle.gz")).unwrap();
+    flate2::read::GzDecoder::new(file).read_to_end(&mut bytes).unwrap();
+    let history = History::of(&read(&bytes).unwrap(), 0).unwrap();
+    let reserved: std::collections::BTreeMap<String, u64> =
+        serde_json::from_slice(&std::fs::read(folder.join("reserved.json")).unwrap()).unwrap();
+    assert_eq!(reserved.len(), 4);
+    for (conf, reserved) in reserved {
+        let alloc_conf = AllocConf::parse(&conf, PYTORCH).unwrap();
+        let found = history.replay(&Config { alloc_conf, ..Config::new(PYTORCH) }, false).unwrap();
+        assert_eq!(found.reserved, Bytes(reserved), "{conf}");
+    }
+}
+
+#[test]
 fn peaks_are_those_of_the_statistics_and_stacks_tell_parts() {
     let (recording, snapshot) = good().into_iter().find(|(r, _)| r.name.starts_with("s04")).unwrap();
     let peak = snapshot.peak(0).unwrap();
@@ -340,6 +357,17 @@ fn run(bytes: &[u8]) -> bool {
         }
     }
     true
+}
+
+/// For as long as one likes: `FUZZ_SECONDS=600 cargo test --release --test snapshots -- --ignored`.
+#[test]
+#[ignore = "as long as FUZZ_SECONDS says"]
+fn mutated_recordings_for_longer() {
+    let seconds = std::env::var("FUZZ_SECONDS").ok().and_then(|s| s.parse().ok()).unwrap_or(60);
+    let (seeds, start, mut random) = (recordings(), std::time::Instant::now(), Random(1));
+    while start.elapsed().as_secs() < seconds {
+        run(&mutated(&seeds[random.below(seeds.len())].bytes, &mut random));
+    }
 }
 
 #[test]
