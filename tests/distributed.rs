@@ -3,9 +3,12 @@
 
 use std::collections::BTreeMap;
 
+use proptest::prelude::*;
+use vram_budget::bill::{Instant, Part};
 use vram_budget::estimate::{estimate, quick};
 use vram_budget::measure::{Case, Figure, ReadingName};
 use vram_budget::plan::Plan;
+use vram_budget::recipe::parallel::DataParallel;
 use vram_budget::reconcile::predict;
 
 const CASES: &str = include_str!("data/distributed-steps/cases.jsonl");
@@ -50,27 +53,77 @@ fn peaks_are_as_measured() {
         assert!(quantile(reserved, 95) <= 10.0, "{kind}");
     }
     let counts: Vec<(&str, usize)> = errors.iter().map(|(kind, [e, _])| (kind.as_str(), e.len())).collect();
-    assert_eq!(counts, [("ddp", 26), ("fsdp1", 20), ("fsdp2", 51), ("hsdp", 2), ("none", 4)]);
+    assert_eq!(
+        counts,
+        [
+            ("ddp", 26),
+            ("fsdp1", 20),
+            ("fsdp2", 51),
+            ("hsdp", 2),
+            ("none", 4),
+            ("zero0", 1),
+            ("zero1", 8),
+            ("zero2", 8),
+            ("zero3", 9)
+        ]
+    );
 }
 
-/// These wrappers' every reading is as measured, to the byte.
+/// What a reading is not exact in, of which case.
+const INEXACT: [(&str, &str); 2] = [
+    // A few scalars of the step.
+    ("ds_gpt2_z3_fp32_w8", "steady.step_peak"),
+    // 0.2 %: which of two blocks a gather's buffer takes.
+    ("ds_llama2-7b_z3_bf16_w8_ckpt_hfauto", "max_reserved"),
+];
+
+/// Every other reading is as measured, to the byte.
 #[test]
-fn data_parallel_readings_are_exact() {
+fn readings_are_exact() {
     let mut seen = 0;
     for (case, plan, _) in cases() {
-        if !["ddp", "fsdp1", "fsdp2", "hsdp", "none"].contains(&case.family.as_str()) {
-            continue;
-        }
         let Ok(prediction) = predict(&plan) else { continue };
         for reading in &case.readings {
             let (Figure::Bytes(measured), Some(ours)) = (&reading.figure, prediction.0.get(&reading.name)) else {
                 continue;
             };
-            assert_eq!(ours, measured, "{} {}", case.id, reading.name);
+            // A parameter of ZeRO's stage 3 that is not in use says that it is empty.
+            let empty = case.family == "zero3" && reading.name == ReadingName::Params;
+            if !empty && !INEXACT.contains(&(case.id.as_str(), reading.name.to_string().as_str())) {
+                assert_eq!(ours, measured, "{} {}", case.id, reading.name);
+            }
         }
         seen += 1;
     }
-    assert_eq!(seen, 103);
+    assert_eq!(seen, 129);
+}
+
+/// What the optimizer holds on each rank at a stage of ZeRO.
+fn states(plan: &Plan, stage: u64, ranks: u64) -> u64 {
+    let mut plan = plan.clone();
+    plan.parallel.world_size = ranks;
+    if let DataParallel::DeepSpeed(options) = &mut plan.parallel.data {
+        options.stage = stage;
+    }
+    quick(&plan).unwrap().bill.column(Instant::Step).parts.get(Part::States).get()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(8))]
+
+    /// A higher stage never raises what the optimizer holds on a rank, but for the padding: of the whole to an even number of
+    /// elements per rank, or of every parameter to one.
+    #[test]
+    fn a_higher_stage_holds_no_more(ranks in 2u64..200) {
+        let (_, plan, _) = cases().find(|(case, ..)| case.id == "ds_gpt2_z1_bf16_w8").unwrap();
+        let held: Vec<u64> = (0..4).map(|stage| states(&plan, stage, ranks)).collect();
+        let tensors = 148;
+        for (lower, higher) in held.iter().zip(&held[1..]) {
+            prop_assert!(*higher <= lower + 12 * tensors, "{ranks} ranks: {held:?}");
+        }
+        // Each tensor that is stepped has a counter.
+        prop_assert!(held[1] * ranks + 4 * tensors >= held[0]);
+    }
 }
 
 /// A document without a layout is one GPU, and says nothing of it when it is written.

@@ -180,6 +180,7 @@ fn run(
     let rules = Rules::of(framework, model.family());
     let recipe = &rules.resolve(&plan.recipe);
     let tape = Tape::under(Device { workspace_kept: framework.workspace_kept(), ..device }, rules);
+    let precision = parallel::precision(plan, precision);
     let weights = weights_dtype(precision);
     let loaded = load::loads(recipe).then(|| load::load(&tape, model, recipe, precision, whole.warm_up));
     let loaded = loaded.map(|loaded| {
@@ -230,6 +231,11 @@ fn run(
     job.actors = actors;
     job.construct_optimizer();
     job.copy_weights(model);
+    let initial = tape.wrapper().and_then(|wrapper| wrapper.initial_gradients(&tape));
+    if initial.is_some() {
+        job.run_optimizer();
+    }
+    drop(initial);
     if steps == Steps::Steady {
         job.most_micro_batches = MAX_SUMMED_MICRO_BATCHES;
         job.create_states();
@@ -237,7 +243,8 @@ fn run(
     }
     tape.empty_cache();
     tape.mark(Mark::Base);
-    if steps == Steps::FirstAndSteady {
+    let settles = tape.wrapper().is_some_and(|wrapper| wrapper.settles_in_a_step());
+    if steps == Steps::FirstAndSteady || settles {
         job.step();
     }
     job.step();
@@ -259,7 +266,7 @@ fn run(
 }
 
 /// Whether its rows are the vocabulary's.
-fn of_vocabulary(p: &Parameter) -> bool {
+pub(crate) fn of_vocabulary(p: &Parameter) -> bool {
     p.shape.rank() == 2 && p.shape.dims()[0].sym == Dim::named(1, Symbol::V).sym
 }
 
@@ -597,7 +604,17 @@ impl<'a> Loop<'a> {
     fn backward(&mut self) {
         let t = self.tape;
         let Some(mut loss) = self.loss.clone() else { return };
-        if self.recipe.grad_accum > 1 {
+        let scaled_before = if let Some(products) = t.wrapper().and_then(|wrapper| wrapper.loss_products()) {
+            let mut before = Vec::new();
+            for _ in 0..products {
+                let product = t.mul_scalar(&loss);
+                before.push(core::mem::replace(&mut loss, product));
+            }
+            before
+        } else {
+            Vec::new()
+        };
+        if scaled_before.is_empty() && self.recipe.grad_accum > 1 {
             loss = t.mul_scalar(&loss);
             // `(loss / n).backward()` around a wrapped model, as its loops are measured; `loss = loss / n` without one.
             if t.wrapper().is_none() {
@@ -623,7 +640,8 @@ impl<'a> Loop<'a> {
         let t = self.tape;
         let scaled = self.precision == Precision::AmpFp16;
         let mut found = None;
-        if self.recipe.clip_grad.is_some() {
+        let own = t.wrapper().filter(|wrapper| wrapper.before_step(t));
+        if self.recipe.clip_grad.is_some() && own.is_none() {
             found = scaled.then(|| self.unscale());
             self.clip();
             t.mark(Mark::ClipEnd);
@@ -644,6 +662,9 @@ impl<'a> Loop<'a> {
             None
         };
         self.run_optimizer();
+        if let Some(wrapper) = own {
+            wrapper.after_step(t);
+        }
         drop(scaling);
         drop(found);
     }

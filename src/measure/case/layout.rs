@@ -174,5 +174,7 @@ fn deepspeed(f: &mut Fields<'_>, recipe: &mut Recipe) -> DeepSpeed {
     recipe.clip_grad = f.get::<f64>("clip").filter(|norm| *norm > 0.0);
     let zero_init = f.take("init").is_some_and(|init| init == "zero");
     let zero: DeepSpeed = f.get("zero").unwrap_or_default();
-    DeepSpeed { stage, dtype, zero_init, ..zero }
+    let options = DeepSpeed { stage, dtype, zero_init, ..zero };
+    recipe.precision = Some(options.precision());
+    options
 }

@@ -10,7 +10,7 @@ use crate::recipe::{Attention, Checkpointing, LigerKernel, Loss, Recipe, SdpaBac
 use crate::step::actors::CACHE;
 use crate::step::checkpoint::{Layer, checkpointed, on_host, reentrant};
 use crate::step::ops::SdpaPath;
-use crate::step::parallel::wrapped;
+use crate::step::parallel::{module, wrapped};
 use crate::step::shape::{Dim, Shape, Symbol};
 use crate::step::tape::Tape;
 use crate::step::tensor::{Dtype, Tensor};
@@ -216,6 +216,10 @@ fn gelu_new(t: &Tape, x: &Tensor) -> Tensor {
 
 /// RMSNorm written in Python, as in Llama: the mean square in FP32, the product with the weight in the input's dtype.
 pub(super) fn rms_norm(t: &Tape, x: &Tensor, weight: &Tensor) -> Tensor {
+    module(t, x, &[Some(weight)], &|x| scaled_by_root_mean_square(t, x, weight))
+}
+
+fn scaled_by_root_mean_square(t: &Tape, x: &Tensor, weight: &Tensor) -> Tensor {
     if t.fuses(LigerKernel::RmsNorm) {
         return t.liger_rms_norm(x, weight, true);
     }

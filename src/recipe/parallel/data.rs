@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::recipe::FloatName;
+use crate::recipe::{FloatName, Precision};
 
 /// What wraps the model over the data-parallel ranks.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -298,6 +298,18 @@ impl Default for DeepSpeed {
             zero_init: false,
             offload_optimizer: false,
             offload_param: false,
+        }
+    }
+}
+
+impl DeepSpeed {
+    /// The precision that computes in the engine's dtype, and keeps the model's own weights in it.
+    #[must_use]
+    pub const fn precision(&self) -> Precision {
+        match self.dtype {
+            FloatName::Bfloat16 => Precision::PureBf16,
+            FloatName::Float16 => Precision::PureFp16,
+            FloatName::Float32 => Precision::Fp32,
         }
     }
 }

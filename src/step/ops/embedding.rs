@@ -3,6 +3,7 @@
 use crate::step::autograd::Recorder;
 use crate::step::ops::pointwise::first;
 use crate::step::ops::sort::{bits, radix_sort_scratch, scan_scratch, selection_scratch};
+use crate::step::parallel;
 use crate::step::shape::{Dim, Shape};
 use crate::step::tape::Tape;
 use crate::step::tensor::{AS_TABLE, Dtype, Tensor};
@@ -11,7 +12,9 @@ impl Tape {
     /// `nn.Embedding` of a model: the look-up, as the model's input where it is that.
     #[must_use]
     pub fn embedding(&self, ids: &Tensor, weight: &Tensor) -> Tensor {
-        self.as_input(self.look_up(ids, &weight.in_use(AS_TABLE)), weight)
+        parallel::module(self, ids, &[Some(weight)], &|ids| {
+            self.as_input(self.look_up(ids, &weight.in_use(AS_TABLE)), weight)
+        })
     }
 
     /// `out`, the output of the embedding module with this weight, as the model's input where it is that. The input

@@ -2,6 +2,7 @@
 
 use crate::step::autograd::{Grads, Recorder};
 use crate::step::ops::pointwise::first;
+use crate::step::parallel;
 use crate::step::shape::{Dim, Shape};
 use crate::step::tape::Tape;
 use crate::step::tensor::{AS_LINEAR, Tensor};
@@ -25,7 +26,7 @@ impl Tape {
     }
 
     /// A product of the forward.
-    fn product(&self, shape: Shape, like: &Tensor, op: &'static str) -> Tensor {
+    pub(crate) fn product(&self, shape: Shape, like: &Tensor, op: &'static str) -> Tensor {
         self.one_computed(&|| self.product_out(shape, like, op))
     }
 
@@ -36,16 +37,23 @@ impl Tape {
     /// `nn.Linear`: weight [out, in].
     #[must_use]
     pub fn linear(&self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Tensor {
-        if self.is_float8(weight) {
-            return self.float8_linear(x, weight, bias);
-        }
-        self.adaptable(x, weight, bias, WeightLayout::OutIn)
+        parallel::module(self, x, &[Some(weight), bias], &|x| {
+            if let Some(out) = parallel::own_linear(self, x, weight, bias) {
+                return out;
+            }
+            if self.is_float8(weight) {
+                return self.float8_linear(x, weight, bias);
+            }
+            self.adaptable(x, weight, bias, WeightLayout::OutIn)
+        })
     }
 
     /// GPT-2's `Conv1D`: weight [in, out], always with a bias.
     #[must_use]
     pub fn conv1d(&self, x: &Tensor, weight: &Tensor, bias: &Tensor) -> Tensor {
-        self.adaptable(x, weight, Some(bias), WeightLayout::InOut)
+        parallel::module(self, x, &[Some(weight), Some(bias)], &|x| {
+            self.adaptable(x, weight, Some(bias), WeightLayout::InOut)
+        })
     }
 
     fn adaptable(&self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, layout: WeightLayout) -> Tensor {

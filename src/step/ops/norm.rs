@@ -2,6 +2,7 @@
 
 use crate::step::autograd::Recorder;
 use crate::step::ops::pointwise::first;
+use crate::step::parallel;
 use crate::step::shape::Dim;
 use crate::step::tape::Tape;
 use crate::step::tensor::{Dtype, Tensor};
@@ -11,6 +12,10 @@ impl Tape {
     /// autocast's FP32 list.
     #[must_use]
     pub fn layer_norm(&self, x: &Tensor, weight: &Tensor, bias: &Tensor) -> Tensor {
+        parallel::module(self, x, &[Some(weight), Some(bias)], &|x| self.normalised(x, weight, bias))
+    }
+
+    fn normalised(&self, x: &Tensor, weight: &Tensor, bias: &Tensor) -> Tensor {
         let (weight, bias) = (&self.autocast_f32(weight), &self.autocast_f32(bias));
         let x = &self.autocast_f32(x);
         let r = Recorder::begin(self, &[x, weight, bias]);

@@ -5,16 +5,20 @@
 //! ([`crate::step::autograd`]). One file each knows one framework.
 
 mod ddp;
+mod deepspeed;
 mod flat;
 mod fsdp1;
 mod fsdp2;
 mod refusals;
+mod zero;
+mod zero3;
 
 use core::fmt::Debug;
 use std::rc::Rc;
 
 use crate::model::family::{Built, Model, Parameter};
 use crate::plan::Plan;
+use crate::recipe::Precision;
 use crate::recipe::parallel::DataParallel;
 use crate::step::checkpoint::Layer;
 use crate::step::freeze;
@@ -46,6 +50,36 @@ pub(crate) trait Wrapper: Debug {
     }
     /// When backward has run (`queue_callback`).
     fn after_backward(&self, _tape: &Tape) {}
+    /// How often the loss is multiplied before backward, where the framework does it and not the loop.
+    fn loss_products(&self) -> Option<u32> {
+        None
+    }
+    /// Whether the first step differs from those that follow.
+    fn settles_in_a_step(&self) -> bool {
+        false
+    }
+    /// Whether it acts around every module with parameters of its own.
+    fn gathers_modules(&self) -> bool {
+        false
+    }
+    /// Whether linear layers run as ZeRO's stage 3 has them.
+    fn replaces_linear(&self) -> bool {
+        false
+    }
+    /// Before the forward or backward of a module with parameters of its own, if [`Wrapper::gathers_modules`].
+    fn before_module(&self, _tape: &Tape, _module: u32, _params: &[usize], _backward: bool) {}
+    /// After it.
+    fn after_module(&self, _tape: &Tape, _module: u32, _params: &[usize], _backward: bool) {}
+    /// Gradients that are made for a step that creates the optimizer's states before the first batch.
+    fn initial_gradients(&self, _tape: &Tape) -> Option<Vec<Tensor>> {
+        None
+    }
+    /// Before the optimizer's step: readies its gradients and clips them; whether it does.
+    fn before_step(&self, _tape: &Tape) -> bool {
+        false
+    }
+    /// After the optimizer's step.
+    fn after_step(&self, _tape: &Tape) {}
     /// Whether a layer is checkpointed inside of what is wrapped, so that the hooks run around the checkpoint.
     fn checkpoints_inside(&self) -> bool {
         true
@@ -58,7 +92,20 @@ pub(crate) fn gathered(tape: &Tape, model: &dyn Model, plan: &Plan, weights: Dty
     match &plan.parallel.data {
         DataParallel::Fsdp1(options) => Some(fsdp1::gathered(tape, model, plan, options, weights)),
         DataParallel::Fsdp2(options) => Some(fsdp2::gathered(tape, model, plan, options, weights)),
+        DataParallel::DeepSpeed(options) => match options.stage {
+            0 => None,
+            3 => Some(zero3::gathered(tape, model, plan, options, weights)),
+            _ => Some(zero::gathered(tape, model, plan, weights)),
+        },
         _ => None,
+    }
+}
+
+/// What the model computes in: what the framework that wraps it says, or the recipe's.
+pub(crate) fn precision(plan: &Plan, recipe: Precision) -> Precision {
+    match &plan.parallel.data {
+        DataParallel::DeepSpeed(options) => options.precision(),
+        _ => recipe,
     }
 }
 
@@ -95,6 +142,18 @@ pub(crate) fn wrap(
         DataParallel::Ddp(options) => {
             let trained = freeze::trained(model, &plan.recipe, built.weights());
             (Rc::new(ddp::wrap(tape, options, trained, model.buffer_bytes(weights))), None)
+        }
+        DataParallel::DeepSpeed(options) if options.stage == 0 => {
+            let (wrapper, masters) = deepspeed::wrap(tape, built, options);
+            (Rc::new(wrapper), Some(masters))
+        }
+        DataParallel::DeepSpeed(options) if options.stage == 3 => {
+            let (wrapper, masters) = zero3::wrap(tape, model, built, plan, options);
+            (Rc::new(wrapper), Some(masters))
+        }
+        DataParallel::DeepSpeed(options) => {
+            let (wrapper, masters) = zero::wrap(tape, built, plan, options);
+            (Rc::new(wrapper), Some(masters))
         }
         _ => return None,
     };
@@ -176,4 +235,45 @@ pub(crate) fn wrapped(
     } else {
         checkpointed(x, Rc::new(move |tape, x| hooked(tape, x, &|x| layer(tape, x))))
     }
+}
+
+/// Runs a module over `x` with parameters of its own, with the wrapper's hooks around it.
+pub(crate) fn module(tape: &Tape, x: &Tensor, params: &[Option<&Tensor>], run: &dyn Fn(&Tensor) -> Tensor) -> Tensor {
+    let Some(wrapper) = tape.wrapper().filter(|wrapper| wrapper.gathers_modules() && !tape.stopped()) else {
+        return run(x);
+    };
+    let ids = params.iter().flatten().filter_map(|p| usize::try_from(p.leaf()?.id).ok());
+    let own: Rc<[usize]> = ids.collect();
+    // A table that is tied to the head belongs to two modules.
+    let looks_up = u32::from(!x.dtype().is_floating());
+    let id = own.first().and_then(|at| u32::try_from(*at).ok()).unwrap_or(u32::MAX / 2);
+    let module = id.saturating_mul(2).saturating_add(looks_up);
+    wrapper.before_module(tape, module, &own, false);
+    let params = own.clone();
+    let past = move |tape: &Tape| {
+        if let Some(wrapper) = tape.wrapper() {
+            wrapper.after_module(tape, module, &params, true);
+        }
+    };
+    let through = tape.pass_through(x, Rc::new(past));
+    let out = run(&through);
+    drop(through);
+    if !tape.stopped() {
+        wrapper.after_module(tape, module, &own, false);
+    }
+    if tape.grad_enabled() {
+        let before = move |tape: &Tape| {
+            if let Some(wrapper) = tape.wrapper() {
+                wrapper.before_module(tape, module, &own, true);
+            }
+        };
+        tape.before_gradient(&out, Rc::new(before));
+    }
+    out
+}
+
+/// `F.linear` as the wrapper has it, where it has one of its own.
+pub(crate) fn own_linear(tape: &Tape, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Option<Tensor> {
+    let replaces = tape.wrapper().is_some_and(|wrapper| wrapper.replaces_linear());
+    replaces.then(|| zero3::linear(tape, x, weight, bias))
 }

@@ -4,8 +4,9 @@ use crate::issue::{Issue, IssueKind};
 use crate::model::family::Model;
 use crate::plan::Plan;
 use crate::recipe::optimizer::OptimizerName;
-use crate::recipe::parallel::{DataParallel, Fsdp1, Fsdp2, InitDevice, Wrap};
-use crate::recipe::{Precision, Recipe};
+use crate::recipe::parallel::{DataParallel, DeepSpeed, Fsdp1, Fsdp2, InitDevice, Wrap};
+use crate::recipe::{Checkpointing, FloatName, Precision, Recipe};
+use crate::step::parallel::zero3::elements_per_rank;
 
 /// Families whose layers are one list of modules, held against recorded steps of wrapped models.
 const FAMILIES: [&str; 3] = ["llama", "qwen2", "gpt2"];
@@ -28,9 +29,8 @@ pub(crate) fn refusals(model: &dyn Model, plan: &Plan) -> Vec<Issue> {
             not(field, what.into());
         }
     }
-    let name = parallel.data.name();
-    let modelled = match &parallel.data {
-        DataParallel::None | DataParallel::Ddp(_) => true,
+    match &parallel.data {
+        DataParallel::None | DataParallel::Ddp(_) => {}
         DataParallel::Fsdp1(options) => {
             let tied = model.parameters().first().is_some_and(|words| words.linear);
             let slow = parallel.slow_device;
@@ -39,7 +39,6 @@ pub(crate) fn refusals(model: &dyn Model, plan: &Plan) -> Vec<Issue> {
                     not("parallel.data.fsdp1", what.into());
                 }
             }
-            true
         }
         DataParallel::Fsdp2(options) => {
             for (on, what) in fsdp2(options, parallel.data_ranks()) {
@@ -47,18 +46,19 @@ pub(crate) fn refusals(model: &dyn Model, plan: &Plan) -> Vec<Issue> {
                     not("parallel.data.fsdp2", what.into());
                 }
             }
-            true
         }
-        DataParallel::DeepSpeed(_) => false,
-    };
-    if !modelled {
-        not("parallel.data", name.into());
-        return issues;
+        DataParallel::DeepSpeed(options) => {
+            for (on, what) in deepspeed(options, recipe, model, parallel.data_ranks()) {
+                if on {
+                    not("parallel.data.deepspeed", what.into());
+                }
+            }
+        }
     }
     if !FAMILIES.contains(&model.family()) {
         not("parallel.data", format!("several GPUs with {}", model.family()));
     }
-    for (on, field, what) in recipes(recipe) {
+    for (on, field, what) in recipes(recipe, &parallel.data) {
         if on {
             not(field, format!("{what} on several GPUs"));
         }
@@ -88,14 +88,31 @@ fn fsdp2(options: &Fsdp2, ranks: u64) -> [(bool, &'static str); 4] {
     ]
 }
 
+fn deepspeed(options: &DeepSpeed, recipe: &Recipe, model: &dyn Model, ranks: u64) -> [(bool, &'static str); 7] {
+    let whole = options.stage < 3 || elements_per_rank(model, ranks) <= options.sub_group_size;
+    let checkpointed = matches!(recipe.checkpointing, Checkpointing::None | Checkpointing::Full);
+    [
+        (!checkpointed, "other checkpointing than of every layer with a DeepSpeed engine"),
+        (!whole, "ZeRO stage 3 with several sub-groups"),
+        (ranks < 2, "a DeepSpeed engine on one rank"),
+        (options.stage == 0 && options.dtype == FloatName::Float32, "a DeepSpeed engine in FP32 without ZeRO"),
+        (!options.contiguous_gradients, "gradients that are not copied together"),
+        (options.offload_optimizer, "an optimizer in host memory"),
+        (options.offload_param, "shards in host memory"),
+    ]
+}
+
 /// What is trained otherwise than the recorded steps were.
-fn recipes(recipe: &Recipe) -> [(bool, &'static str, &'static str); 13] {
+fn recipes(recipe: &Recipe, data: &DataParallel) -> [(bool, &'static str, &'static str); 13] {
     let optimizer = &recipe.optimizer;
     let plain = matches!(optimizer.name, OptimizerName::AdamW | OptimizerName::Adam | OptimizerName::Sgd);
-    let precise = matches!(
-        recipe.precision,
-        None | Some(Precision::Fp32 | Precision::AmpBf16 | Precision::PureBf16 | Precision::RuleOfThumb)
-    );
+    let precise = match (data, recipe.precision) {
+        (_, None) => true,
+        (DataParallel::DeepSpeed(options), Some(precision)) => precision == options.precision(),
+        (_, Some(precision)) => {
+            matches!(precision, Precision::Fp32 | Precision::AmpBf16 | Precision::PureBf16 | Precision::RuleOfThumb)
+        }
+    };
     [
         (recipe.method.is_some(), "recipe.method", "another method than plain training"),
         (recipe.lora.is_some(), "recipe.lora", "adapters"),
