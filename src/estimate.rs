@@ -127,6 +127,22 @@ impl Job {
         if let Some(read) = &model {
             issues.extend(read.model.refusals(&plan.recipe));
             issues.extend(liger_issues(read.model.as_ref(), plan));
+            if !plan.recipe.packed.is_empty() && !read.model.packs() {
+                let what = format!("packed sequences in the family {}", read.model.family());
+                issues.push(Issue::new("recipe.packed", IssueKind::NotModelled { what }));
+            }
+            if !plan.recipe.packed.is_empty() && plan.recipe.sdpa_backend == Some(SdpaBackend::FlashAttention) {
+                let what = "flash attention over packed sequences: sdpa's takes no mask".into();
+                issues.push(Issue::new("recipe.sdpa_backend", IssueKind::NotModelled { what }));
+            }
+            if !plan.recipe.packed.is_empty() && plan.recipe.method.is_some() {
+                let what = "packed sequences in preference or reinforcement learning".into();
+                issues.push(Issue::new("recipe.packed", IssueKind::NotModelled { what }));
+            }
+            if !plan.recipe.packed.is_empty() && plan.framework.transformers < Version(5, 0) {
+                let what = "packed sequences with transformers before 5".into();
+                issues.push(Issue::new("recipe.packed", IssueKind::NotModelled { what }));
+            }
             issues.extend(crate::step::freeze::issues(read.model.as_ref(), &plan.recipe));
             if plan.recipe.loss != Loss::Hf && !read.model.is_causal_lm() {
                 let what = format!("another way to compute the loss of {}", read.model.family());

@@ -152,3 +152,23 @@ fn absent_kernels_of_liger_are_refused() {
     assert_eq!(of("mixtral-8x7b", &[LigerKernel::RmsNorm]), Ok(()));
     assert_eq!(of("gpt2", &LigerKernel::DEFAULT).unwrap_err().len(), 4);
 }
+
+/// Packed sequences are one row whose lengths add up; what cannot be given such a row is refused.
+#[test]
+fn packed_sequences_are_one_row() {
+    let of = |preset: &str, recipe: serde_json::Value| {
+        let plan: vram_budget::plan::Plan = serde_json::from_value(serde_json::json!({
+            "version": 1, "model": { "preset": preset }, "recipe": recipe,
+            "machine": { "gpu": { "catalogue": "H100 SXM5 80GB" } }
+        }))
+        .unwrap();
+        Job::of(&plan).map(drop).map_err(|issues| issues.into_iter().map(|i| i.field).collect::<Vec<_>>())
+    };
+    let recipe =
+        |lengths: &[u64], rows: u64| serde_json::json!({ "packed": lengths, "seq_len": 512, "micro_batch": rows });
+    assert_eq!(of("llama-3.1-8b", recipe(&[300, 212], 1)), Ok(()));
+    assert_eq!(of("llama-3.1-8b", recipe(&[300, 200], 1)), Err(vec!["recipe.packed".to_owned()]));
+    assert_eq!(of("llama-3.1-8b", recipe(&[512, 0], 1)), Err(vec!["recipe.packed".to_owned()]));
+    assert_eq!(of("llama-3.1-8b", recipe(&[300, 212], 2)), Err(vec!["recipe.micro_batch".to_owned()]));
+    assert_eq!(of("bert-large-uncased", recipe(&[300, 212], 1)), Err(vec!["recipe.packed".to_owned()]));
+}

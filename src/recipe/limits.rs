@@ -43,6 +43,18 @@ impl Recipe {
         if !(1..=max).contains(&pieces) {
             issues.push(Issue::new("recipe.loss", IssueKind::OutOfRange { min: 1, max, found: pieces.to_string() }));
         }
+        if !self.packed.is_empty() {
+            let sum = self.packed.iter().fold(0_u64, |all, n| all.saturating_add(*n));
+            if sum != self.seq_len || self.packed.contains(&0) {
+                let expected = format!("lengths above 0 that add up to {} tokens", self.seq_len);
+                issues.push(Issue::new("recipe.packed", IssueKind::NotA { expected, found: sum.to_string() }));
+            }
+            if self.micro_batch != 1 {
+                let expected = "one row of packed sequences".into();
+                let found = self.micro_batch.to_string();
+                issues.push(Issue::new("recipe.micro_batch", IssueKind::NotA { expected, found }));
+            }
+        }
         if let Some(lora) = &self.lora {
             if !(1..=MAX_LORA_RANK).contains(&lora.r) {
                 let kind = IssueKind::OutOfRange { min: 1, max: MAX_LORA_RANK, found: lora.r.to_string() };

@@ -74,6 +74,10 @@ pub struct Recipe {
     pub zero_grad: Option<ZeroGrad>,
     /// How the loss is computed.
     pub loss: Loss,
+    /// The lengths of the sequences that one row holds, kept apart by their positions (`DataCollatorWithFlattening`); empty:
+    /// every row is a sequence. They add up to `seq_len`, and there is one row.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub packed: Vec<u64>,
     /// Liger's kernels that run (`use_liger_kernel`); empty: none.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub liger: Vec<LigerKernel>,
@@ -110,6 +114,7 @@ impl Default for Recipe {
             keep_outputs: false,
             zero_grad: None,
             loss: Loss::Hf,
+            packed: Vec::new(),
             liger: Vec::new(),
             freeze: Vec::new(),
             eval_after: false,

@@ -3,6 +3,7 @@
 use crate::issue::{Issue, IssueKind};
 use crate::model::family::Model;
 use crate::recipe::Recipe;
+use crate::step::load;
 use crate::step::tensor::Tensor;
 
 /// Whether the parameter `name` is the one that `prefix` names, or lies in the module of that name.
@@ -22,12 +23,20 @@ pub(crate) fn frozen(model: &dyn Model, recipe: &Recipe) -> Vec<bool> {
 /// The parameters of the model itself that are trained where there are no adapters, by position.
 pub(crate) fn trained_parameters(model: &dyn Model, recipe: &Recipe) -> Vec<usize> {
     let frozen = frozen(model, recipe);
-    let is_trained = |at: &usize| model.untrained() != Some(*at) && frozen.get(*at) != Some(&true);
+    let untrained = model.untrained().filter(|_| !load::loads(recipe));
+    let is_trained = |at: &usize| untrained != Some(*at) && frozen.get(*at) != Some(&true);
     (0..model.parameters().len()).filter(is_trained).collect()
 }
 
 /// Freezes what the recipe names; returns the others, which are trained.
 pub(crate) fn trained(model: &dyn Model, recipe: &Recipe, weights: &[Tensor]) -> Vec<Tensor> {
+    // `from_pretrained` puts a parameter that needs a gradient in the place of each (`set_param_for_module`,
+    // transformers 5.24), also of one that the model had frozen.
+    if load::loads(recipe)
+        && let Some(leaf) = model.untrained().and_then(|at| weights.get(at)?.leaf())
+    {
+        leaf.frozen.set(false);
+    }
     for (leaf, frozen) in weights.iter().filter_map(Tensor::leaf).zip(frozen(model, recipe)) {
         // What the model never trains stays so.
         leaf.frozen.set(frozen || leaf.frozen.get());

@@ -18,7 +18,7 @@ use crate::step::ops::{BLOCK, Code, NESTED_BLOCK, Quantized};
 use crate::step::shape::{Dim, Shape};
 use crate::step::tape::Tape;
 use crate::step::tensor::{Dtype, Tensor};
-use crate::step::train::weights_dtype;
+use crate::step::train::{of_vocabulary, weights_dtype};
 
 /// What a scale's part is called; it is counted apart from the parameters.
 pub(crate) const QUANT_STATE: &str = "quantisation state";
@@ -55,18 +55,28 @@ impl From<FloatName> for Dtype {
     }
 }
 
-/// Whether the quantiser takes a parameter: the weights of linear layers but the output head, tied or not.
-fn is_quantized(i: usize, parameter: &Parameter, name: &str) -> bool {
-    i > 0 && parameter.linear && parameter.shape.rank() == 2 && name != "lm_head.weight"
+/// Whether the quantiser takes a parameter: the weights of linear layers (`type(module) is nn.Linear`) but the output head,
+/// tied or not, and what the model keeps in FP32 (`replace_with_bnb_linear`, `get_keys_to_not_convert`).
+fn is_quantized(model: &dyn Model, parameter: &Parameter, name: &str) -> bool {
+    parameter.linear
+        && parameter.shape.rank() == 2
+        && !of_vocabulary(parameter)
+        && model.has_plain_linears()
+        && !is_kept_wide(model, name)
+}
+
+/// Whether the model keeps a parameter in FP32 when it is loaded in FP16 (`_keep_in_fp32_modules`).
+fn is_kept_wide(model: &dyn Model, name: &str) -> bool {
+    model.kept_in_f32().is_some_and(|module| name.rsplit('.').nth(1) == Some(module))
 }
 
 /// The bytes that are allocated and freed before loading, those of the whole model (`get_total_byte_count`).
 pub(crate) fn warm_up_bytes(model: &dyn Model, recipe: &Recipe, loaded: Dtype) -> u64 {
     let names = model.parameter_names();
     let mut half_bytes: u64 = 0;
-    for (i, (parameter, name)) in model.parameters().iter().zip(&names).enumerate() {
+    for (parameter, name) in model.parameters().iter().zip(&names) {
         let each = match &recipe.quantization {
-            Some(q) if is_quantized(i, parameter, name) => {
+            Some(q) if is_quantized(model, parameter, name) => {
                 if q.kind == QuantKind::Int8 {
                     2
                 } else {
@@ -104,7 +114,7 @@ pub(crate) fn load(tape: &Tape, model: &dyn Model, recipe: &Recipe, precision: P
         tape.set_layer(layer_of(&names[i]));
         let shape = parameters[i].shape;
         let made = match &recipe.quantization {
-            Some(q) if is_quantized(i, &parameters[i], &names[i]) => {
+            Some(q) if is_quantized(model, &parameters[i], &names[i]) => {
                 let turned = is_turned(model, i);
                 let value = tape.temp(shape, dtype, "loaded weight");
                 let copy = match q.kind {
@@ -120,7 +130,11 @@ pub(crate) fn load(tape: &Tape, model: &dyn Model, recipe: &Recipe, precision: P
                 drop(value);
                 made
             }
-            _ => (tape.empty(shape, dtype, Part::Weights, tape.parameters_name()), Vec::new()),
+            _ => {
+                let wide = dtype == Dtype::F16 && is_kept_wide(model, &names[i]);
+                let dtype = if wide { Dtype::F32 } else { dtype };
+                (tape.empty(shape, dtype, Part::Weights, tape.parameters_name()), Vec::new())
+            }
         };
         data[i] = Some(made);
     }
@@ -129,7 +143,8 @@ pub(crate) fn load(tape: &Tape, model: &dyn Model, recipe: &Recipe, precision: P
     let buffer = |n: u64| tape.empty(Shape::new(&[Dim::plain(n)]), Dtype::U8, Part::Weights, "buffer");
     let buffers = buffers.into_iter().map(buffer).chain(map).collect();
     // A tied head's own bias is padded to the table's length: a copy, even where it has that length (`_adjust_bias`).
-    for (name, data) in names.iter().zip(&mut data) {
+    let tied = !names.iter().any(|name| name == "lm_head.weight");
+    for (name, data) in names.iter().zip(&mut data).filter(|_| tied) {
         if HEAD_BIASES.contains(&name.as_str())
             && let Some((bias, _)) = data
         {
@@ -177,7 +192,7 @@ fn weights(
         let shape = parameter.shape;
         let held: Option<Tensor> = bias_of_layer.take();
         out.push(match &recipe.quantization {
-            Some(q) if is_quantized(i, parameter, name) => {
+            Some(q) if is_quantized(model, parameter, name) => {
                 let (rows, columns) = (shape.dims()[0], shape.dims()[1]);
                 let (rows, columns) = if is_turned(model, i) { (columns, rows) } else { (rows, columns) };
                 let own_bias =

@@ -562,7 +562,7 @@ impl<'a> Loop<'a> {
         let loss = match &self.actors {
             None => t.with_autocast(self.autocast(), || {
                 parallel::before_forward(t, ROOT, &mut []);
-                let (loss, out) = self.model.forward(&self.run, &batch);
+                let (loss, out) = self.model.forward(&self.run.over(&batch), &batch);
                 let mut outs = [loss, out];
                 parallel::after_forward(t, ROOT, &mut outs);
                 let [loss, out] = outs;
@@ -595,7 +595,8 @@ impl<'a> Loop<'a> {
         t.mark(Mark::Evaluation);
         t.evaluating(|| {
             let batch = t.scope("batch", || self.model.batch(&self.run));
-            let out = t.with_autocast(self.autocast(), || self.model.forward(&self.run, &batch));
+            let run = self.run.over(&batch);
+            let out = t.with_autocast(self.autocast(), || self.model.forward(&run, &batch));
             t.mark(Mark::EvaluationEnd);
             drop((out, batch));
         });

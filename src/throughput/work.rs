@@ -50,7 +50,8 @@ impl Work {
             adapters: plan.recipe.lora.as_ref().map(|_| trained),
             layers: dimensions.layers,
             query_width: dimensions.query_width,
-            causal: !model.attends_both_ways(),
+            // A kernel under an explicit mask skips nothing.
+            causal: !model.attends_both_ways() && plan.recipe.packed.is_empty(),
         })
     }
 

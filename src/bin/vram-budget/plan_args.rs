@@ -107,6 +107,10 @@ pub(crate) struct PlanArgs {
     /// Modules that are not trained, separated by commas, such as model.embed_tokens,model.layers.0
     #[arg(long, value_name = "NAMES", value_delimiter = ',', help_heading = "Recipe")]
     freeze: Option<Vec<String>>,
+    /// Packs sequences of these lengths, separated by commas, into one row that is the micro-batch
+    #[arg(long, value_name = "LENGTHS", value_delimiter = ',', conflicts_with_all = ["micro_batch", "seq_len"],
+        help_heading = "Recipe")]
+    packed: Option<Vec<u64>>,
     /// Runs kernels of Liger's in the place of what transformers writes in Python, as use_liger_kernel does; or those named
     #[arg(long, value_name = "KERNELS", value_delimiter = ',', num_args = 0.., require_equals = true,
         default_missing_value = "rope,rms_norm,swiglu,fused_linear_cross_entropy",
@@ -383,6 +387,11 @@ impl PlanArgs {
         set(&mut recipe.loss, self.loss);
         set(&mut recipe.freeze, self.freeze.clone());
         set(&mut recipe.liger, self.liger.clone());
+        if let Some(lengths) = &self.packed {
+            recipe.micro_batch = 1;
+            recipe.seq_len = lengths.iter().fold(0, |all: u64, n| all.saturating_add(*n));
+            recipe.packed.clone_from(lengths);
+        }
         recipe.eval_after |= self.eval_after;
         set(&mut recipe.micro_batch, self.micro_batch);
         set(&mut recipe.seq_len, self.seq_len);

@@ -36,6 +36,10 @@ pub struct Run {
     pub padded: bool,
     /// The keys and values of earlier tokens, while text is generated.
     pub cache: Option<Rc<Cache>>,
+    /// Whether the batch is one row of several sequences (`DataCollatorWithFlattening`).
+    pub packed: bool,
+    /// The tokens' places in their own sequences, where it is.
+    pub positions: Option<Tensor>,
 }
 
 /// The keys and values of earlier tokens, by layer (`DynamicCache`).
@@ -106,7 +110,15 @@ impl Run {
             loss: recipe.loss,
             padded: recipe.method.is_some_and(|m| m.padded()),
             cache: None,
+            packed: !recipe.packed.is_empty(),
+            positions: None,
         }
+    }
+
+    /// This run over `batch`, whose third tensor says where packed tokens stand.
+    #[must_use]
+    pub fn over(&self, batch: &[Tensor]) -> Self {
+        Self { positions: batch.get(2).filter(|_| self.packed).cloned(), ..self.clone() }
     }
 
     /// Whether the model's own flag of gradient checkpointing is on.
@@ -275,6 +287,9 @@ pub(super) fn product_of(t: &Tape, a: Tensor, b: Tensor) -> Tensor {
 
 /// `torch.arange(s) + 0`, unsqueezed: the position ids of a whole sequence.
 pub(super) fn position_ids(run: &Run) -> Tensor {
+    if let Some(given) = &run.positions {
+        return given.clone();
+    }
     let t = &run.tape;
     if run.cache.is_some() {
         // Given, as a copy of the last ones.
@@ -469,9 +484,9 @@ pub(super) fn softcap(t: &Tape, x: Tensor) -> Tensor {
     t.mul_scalar(&tanh)
 }
 
-/// Checkpointing other than of every layer, in families in which no other was compared with recorded steps.
-pub(super) fn refuse_other_checkpointing(recipe: &Recipe) -> Vec<Issue> {
-    if matches!(recipe.checkpointing, Checkpointing::None | Checkpointing::Full) {
+/// The kinds of checkpointing in which a family was not found to hold what the recorded steps do.
+pub(super) fn refuse_checkpointing(recipe: &Recipe, kinds: &[Checkpointing]) -> Vec<Issue> {
+    if !kinds.contains(&recipe.checkpointing) {
         return Vec::new();
     }
     let what = "this kind of checkpointing in this family".into();
@@ -508,13 +523,14 @@ impl Returned {
 }
 
 /// The additive causal mask of eager attention, [b, 1, s, s] expanded to what broadcasts, in the hidden states' dtype
-/// (`eager_mask`, transformers 5.24). None under `sdpa`, which masks by itself.
+/// (`eager_mask`, transformers 5.24). None under `sdpa`, which masks by itself, unless sequences are packed: then a boolean
+/// one.
 pub(super) fn eager_mask(run: &Run, dtype: Dtype, window: bool) -> Option<Tensor> {
     if run.attention != AttentionPlan::Eager {
-        return None;
+        return run.packed.then(|| boolean_mask(run, window));
     }
     let t = &run.tape;
-    let allowed = allowed(run, window);
+    let (allowed, sequences) = allowed(run, window);
     let zero = t.scalar(dtype, "mask");
     let least = t.scalar(dtype, "mask");
     let square = [run.batch, Dim::plain(1), run.seq, run.keys()];
@@ -522,41 +538,45 @@ pub(super) fn eager_mask(run: &Run, dtype: Dtype, window: bool) -> Option<Tensor
     drop(least);
     drop(zero);
     drop(allowed);
+    drop(sequences);
     Some(mask)
 }
 
 /// The mask of plain causal attention over padded sequences, as `sdpa` or eager attention takes it; else [`eager_mask`].
 pub(super) fn padded_mask(run: &Run, dtype: Dtype) -> Option<Tensor> {
     match run.attention {
-        AttentionPlan::Sdpa(_) if run.padded => Some(allowed(run, false)),
+        AttentionPlan::Sdpa(_) if run.padded => Some(allowed(run, false).0),
         _ => eager_mask(run, dtype, false),
     }
 }
 
 /// The mask of layers that attend within `window` tokens. Under `sdpa` a boolean one, when the sequence is at least as
-/// long as the window (`sdpa_mask` and `_ignore_causal_mask_sdpa`, transformers 5.24); none otherwise.
+/// long as the window or sequences are packed (`sdpa_mask` and `_ignore_causal_mask_sdpa`, transformers 5.24); none
+/// otherwise.
 pub(super) fn window_mask(run: &Run, dtype: Dtype, window: u64) -> Option<Tensor> {
     match run.attention {
         AttentionPlan::Eager => eager_mask(run, dtype, true),
-        AttentionPlan::Sdpa(_) => (run.seq.n >= window).then(|| {
-            let allowed = allowed(run, true);
-            allowed.alias(allowed.shape().expanded(0, run.batch))
-        }),
+        AttentionPlan::Sdpa(_) => (run.packed || run.seq.n >= window).then(|| boolean_mask(run, true)),
     }
 }
 
 /// A causal mask that is made even where `sdpa` could do without (`allow_is_causal_skip=False`).
 pub(super) fn causal_mask(run: &Run, dtype: Dtype) -> Tensor {
-    eager_mask(run, dtype, false).unwrap_or_else(|| {
-        let allowed = allowed(run, false);
-        allowed.alias(allowed.shape().expanded(0, run.batch))
-    })
+    eager_mask(run, dtype, false).unwrap_or_else(|| boolean_mask(run, false))
 }
 
-/// Which keys a query may see, [1, 1, s, s]: those before it and, with a window, near it; of padded sequences [b, 1, s, s].
-fn allowed(run: &Run, window: bool) -> Tensor {
+fn boolean_mask(run: &Run, window: bool) -> Tensor {
+    let (allowed, sequences) = allowed(run, window);
+    drop(sequences);
+    allowed.alias(allowed.shape().expanded(0, run.batch))
+}
+
+/// Which keys a query may see, [1, 1, s, s], of padded sequences [b, 1, s, s]: those before it, with a window near it, and
+/// with packed sequences in its own; then also which sequence each token belongs to.
+fn allowed(run: &Run, window: bool) -> (Tensor, Option<Tensor>) {
     let t = &run.tape;
     let line = |n: Dim| Shape::new(&[n]);
+    let sequences = run.packed.then(|| t.packed_sequences(run.seq));
     let batch = t.temp(line(run.batch), Dtype::I64, "mask positions");
     let head = t.temp(line(Dim::plain(1)), Dtype::I64, "mask positions");
     let range = |n: Dim| {
@@ -570,10 +590,30 @@ fn allowed(run: &Run, window: bool) -> Tensor {
     let one = Dim::plain(1);
     let square = Shape::new(&[one, one, run.seq, seen]);
     let padding = run.padded.then(|| t.temp(Shape::new(&[run.batch, seen]), Dtype::Bool, "padding"));
+    let part = || t.temp(square, Dtype::Bool, "mask");
+    let unit = || t.temp(Shape::new(&[]), Dtype::Bool, "mask");
+    let own = || {
+        if !window {
+            return part();
+        }
+        // One mask per rule, and their conjunction.
+        let unit = unit();
+        let lower = t.temp(Shape::new(&[one, one, run.seq, one]), Dtype::I64, "mask positions");
+        let near = part();
+        drop(lower);
+        let both = part();
+        drop(near);
+        drop(unit);
+        let causal = part();
+        let all = part();
+        drop(causal);
+        drop(both);
+        all
+    };
     let allowed = if run.padded {
-        let unit = t.temp(Shape::new(&[]), Dtype::Bool, "mask");
-        let causal = t.temp(square, Dtype::Bool, "mask");
-        let both = t.temp(square, Dtype::Bool, "mask");
+        let unit = unit();
+        let causal = part();
+        let both = part();
         drop(causal);
         drop(unit);
         let row = Shape::new(&[run.batch, one, one, seen]);
@@ -587,26 +627,29 @@ fn allowed(run: &Run, window: bool) -> Tensor {
         drop(kept);
         drop(both);
         all
-    } else if window {
-        // One mask per rule, and their conjunction.
-        let unit = t.temp(Shape::new(&[]), Dtype::Bool, "mask");
-        let lower = t.temp(Shape::new(&[one, one, run.seq, one]), Dtype::I64, "mask positions");
-        let near = t.temp(square, Dtype::Bool, "mask");
-        drop(lower);
-        let both = t.temp(square, Dtype::Bool, "mask");
-        drop(near);
-        drop(unit);
-        let causal = t.temp(square, Dtype::Bool, "mask");
-        let all = t.temp(square, Dtype::Bool, "mask");
-        drop(causal);
-        drop(both);
-        all
+    } else if sequences.is_none() {
+        own()
     } else {
-        t.temp(square, Dtype::Bool, "mask")
+        // The places in their own sequences, or the sequences, of queries and keys: the index expanded, and what it finds.
+        let looked_up = || (range(run.seq), range(run.seq));
+        let unit = unit();
+        let places = looked_up();
+        let own = own();
+        drop(places);
+        let first = part();
+        drop(own);
+        drop(unit);
+        let of = looked_up();
+        let same = part();
+        drop(of);
+        let all = part();
+        drop(same);
+        drop(first);
+        all
     };
     drop((batch, head, queries, keys));
     drop(padding);
-    allowed
+    (allowed, sequences)
 }
 
 /// Attention of every token over every token, as the encoders of transformers 5.24 write it: no mask, the softmax in

@@ -8,15 +8,15 @@ use serde_json::{Map, Value};
 use crate::bill::Part;
 use crate::issue::{Issue, IssueKind};
 use crate::model::family::common::{
-    Activation, Head, Run, attend, causal_forward, eager_mask, gated_mlp, position_ids, refuse_other_checkpointing,
-    rms_norm, rotary_tables, rotate,
+    Activation, Head, Run, attend, causal_forward, eager_mask, gated_mlp, position_ids, refuse_checkpointing, rms_norm,
+    rotary_tables, rotate,
 };
 use crate::model::family::experts::{Experts, Gate, Routed};
 use crate::model::family::{
     Built, Dimensions, Model, Parameter, Parameters, dotted_names, matrix, names_of, names_there, vector,
 };
 use crate::model::fields::{Fields, MAX_DIMENSION, MAX_HEADS, MAX_LAYERS};
-use crate::recipe::{Attention, LigerKernel, Precision, Recipe};
+use crate::recipe::{Attention, Checkpointing, LigerKernel, Precision, Recipe};
 use crate::step::shape::{Dim, Shape, Symbol};
 use crate::step::tape::Tape;
 use crate::step::tensor::{Dtype, Tensor};
@@ -290,7 +290,7 @@ impl Model for DeepSeek {
 
     fn refusals(&self, recipe: &Recipe) -> Vec<Issue> {
         let refuse = |field: &str, what: &str| Issue::new(field, IssueKind::NotModelled { what: what.into() });
-        let mut issues = refuse_other_checkpointing(recipe);
+        let mut issues = refuse_checkpointing(recipe, &[Checkpointing::Selective]);
         if recipe.sdpa_backend.is_some() && recipe.attention != Some(Attention::Eager) {
             issues.push(refuse("recipe.sdpa_backend", "a forced backend of sdpa in multi-head latent attention"));
         }

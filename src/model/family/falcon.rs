@@ -218,6 +218,10 @@ impl Model for Falcon {
         vec![self.d().n / 2, self.d().n / 2]
     }
 
+    fn has_plain_linears(&self) -> bool {
+        false
+    }
+
     fn dimensions(&self) -> Dimensions {
         Dimensions { layers: self.layers, hidden: self.hidden, query_width: self.hidden, vocabulary: self.vocab }
     }

@@ -322,6 +322,10 @@ impl Model for Gemma {
         }
     }
 
+    fn packs(&self) -> bool {
+        true
+    }
+
     fn is_causal_lm(&self) -> bool {
         true
     }

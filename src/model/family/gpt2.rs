@@ -177,6 +177,10 @@ impl Model for Gpt2 {
         Dimensions { layers: self.layers, hidden: self.hidden, query_width: self.hidden, vocabulary: self.vocab }
     }
 
+    fn packs(&self) -> bool {
+        true
+    }
+
     fn is_causal_lm(&self) -> bool {
         true
     }
@@ -351,7 +355,7 @@ impl Call {
         let (mut out, probabilities) = match self.run.attention {
             AttentionPlan::Sdpa(forced) => {
                 let [q, k, v] = for_sdpa(t, [&q, &k, &v]);
-                let out = t.sdpa(&q, &k, &v, p.attention_dropout, forced);
+                let out = t.sdpa_masked(&q, &k, &v, mask, p.attention_dropout, forced);
                 (t.contiguous(&t.transpose(&out, 1, 2)), None)
             }
             AttentionPlan::Eager => {

@@ -182,6 +182,10 @@ impl Model for GptNeox {
         Dimensions { layers: self.layers, hidden: self.hidden, query_width: self.hidden, vocabulary: self.vocab }
     }
 
+    fn packs(&self) -> bool {
+        true
+    }
+
     fn is_causal_lm(&self) -> bool {
         true
     }

@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 use crate::issue::{Issue, IssueKind};
 use crate::model::family::common::{
-    AttentionPlan, Head, Run, causal_forward, eager_mask, position_ids, refuse_other_checkpointing, repeat_kv,
+    AttentionPlan, Head, Run, causal_forward, eager_mask, position_ids, refuse_checkpointing, repeat_kv,
 };
 use crate::model::family::experts::{Experts, Gate, Routed};
 use crate::model::family::rotary::olmo_norm;
@@ -15,7 +15,7 @@ use crate::model::family::{
     Built, Dimensions, Model, Parameter, Parameters, dotted_names, matrix, names_of, names_there, vector,
 };
 use crate::model::fields::{Fields, MAX_DIMENSION, MAX_HEADS, MAX_LAYERS};
-use crate::recipe::{Attention, Recipe};
+use crate::recipe::{Attention, Checkpointing, Recipe};
 use crate::step::shape::{Dim, Shape, Symbol};
 use crate::step::tape::Tape;
 use crate::step::tensor::{Dtype, Tensor};
@@ -211,7 +211,7 @@ impl Model for GptOss {
 
     fn refusals(&self, recipe: &Recipe) -> Vec<Issue> {
         if recipe.attention != Some(Attention::Sdpa) {
-            return refuse_other_checkpointing(recipe);
+            return refuse_checkpointing(recipe, &[Checkpointing::Selective]);
         }
         let what = "sdpa attention in GPT-OSS, which transformers runs eager".into();
         vec![Issue::new("recipe.attention", IssueKind::NotModelled { what })]

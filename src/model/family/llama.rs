@@ -443,6 +443,10 @@ impl Model for Decoder {
         }
     }
 
+    fn packs(&self) -> bool {
+        true
+    }
+
     fn is_causal_lm(&self) -> bool {
         true
     }

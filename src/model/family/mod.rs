@@ -86,6 +86,18 @@ pub trait Model: Debug {
     fn is_causal_lm(&self) -> bool {
         false
     }
+    /// Whether its linear layers are `nn.Linear` itself and no class of its own, which a quantiser passes over.
+    fn has_plain_linears(&self) -> bool {
+        true
+    }
+    /// The module whose weights stay in FP32 when the model is loaded in FP16.
+    fn kept_in_f32(&self) -> Option<&'static str> {
+        None
+    }
+    /// Whether it can be given several sequences in one row, kept apart by their positions.
+    fn packs(&self) -> bool {
+        false
+    }
     /// Which of Liger's kernels are modelled here, of those that Liger has for the family.
     fn liger(&self) -> &'static [LigerKernel] {
         &[]
@@ -141,7 +153,8 @@ pub trait Built {
     }
     /// Puts a micro-batch on the device: token ids and labels of sizes [b, s], unless the family takes others.
     fn batch(&self, run: &Run) -> Vec<Tensor> {
-        ["token ids", "labels"].map(|name| run.integers(&[run.batch, run.seq], name)).into()
+        let names: &[&str] = if run.packed { &["token ids", "labels", "positions"] } else { &["token ids", "labels"] };
+        names.iter().map(|name| run.integers(&[run.batch, run.seq], name)).collect()
     }
     /// Runs forward on a micro-batch of [`Built::batch`]; returns loss and outputs.
     fn forward(&self, run: &Run, batch: &[Tensor]) -> (Tensor, Tensor);

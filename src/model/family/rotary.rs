@@ -411,6 +411,10 @@ impl Model for Decoder {
         }
     }
 
+    fn packs(&self) -> bool {
+        true
+    }
+
     fn is_causal_lm(&self) -> bool {
         true
     }

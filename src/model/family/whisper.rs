@@ -9,12 +9,12 @@ use serde_json::{Map, Value};
 
 use crate::bill::{Instant, Part};
 use crate::issue::Issue;
-use crate::model::family::common::{Activation, AttentionPlan, Run, eager_mask, refuse_other_checkpointing};
+use crate::model::family::common::{Activation, AttentionPlan, Run, eager_mask, refuse_checkpointing};
 use crate::model::family::{
     Built, Dimensions, Model, Parameter, Parameters, dotted_names, matrix, names_of, names_there, vector,
 };
 use crate::model::fields::{Fields, MAX_DIMENSION, MAX_HEADS, MAX_LAYERS};
-use crate::recipe::Recipe;
+use crate::recipe::{Checkpointing, Recipe};
 use crate::step::ops::Window;
 use crate::step::shape::{Dim, Shape, Symbol};
 use crate::step::tape::Tape;
@@ -276,7 +276,8 @@ impl Model for Whisper {
     }
 
     fn refusals(&self, recipe: &Recipe) -> Vec<Issue> {
-        refuse_other_checkpointing(recipe)
+        use Checkpointing as C;
+        refuse_checkpointing(recipe, &[C::Selective, C::Reentrant, C::FullOffload])
     }
 
     fn symbols(&self, recipe: &Recipe) -> Vec<(&'static str, u64)> {

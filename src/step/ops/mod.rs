@@ -18,6 +18,7 @@ mod math_attention;
 mod matmul;
 mod moe;
 mod norm;
+mod packed;
 mod pointwise;
 mod quantized;
 pub(crate) mod reduce;

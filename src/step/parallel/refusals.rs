@@ -103,7 +103,7 @@ fn deepspeed(options: &DeepSpeed, recipe: &Recipe, model: &dyn Model, ranks: u64
 }
 
 /// What is trained otherwise than the recorded steps were.
-fn recipes(recipe: &Recipe, data: &DataParallel) -> [(bool, &'static str, &'static str); 13] {
+fn recipes(recipe: &Recipe, data: &DataParallel) -> [(bool, &'static str, &'static str); 14] {
     let optimizer = &recipe.optimizer;
     let plain = matches!(optimizer.name, OptimizerName::AdamW | OptimizerName::Adam | OptimizerName::Sgd);
     let precise = match (data, recipe.precision) {
@@ -118,6 +118,7 @@ fn recipes(recipe: &Recipe, data: &DataParallel) -> [(bool, &'static str, &'stat
         (recipe.lora.is_some(), "recipe.lora", "adapters"),
         (recipe.quantization.is_some(), "recipe.quantization", "quantised weights"),
         (!recipe.liger.is_empty(), "recipe.liger", "Liger's kernels"),
+        (!recipe.packed.is_empty(), "recipe.packed", "packed sequences"),
         (recipe.float8, "recipe.float8", "FP8 products"),
         (recipe.ema.is_some(), "recipe.ema", "an averaged copy of the weights"),
         (recipe.load != crate::recipe::Load::Init, "recipe.load", "loading a checkpoint"),

@@ -4,20 +4,25 @@ use std::rc::Rc;
 
 use crate::bill::Instant;
 use crate::issue::{Issue, IssueKind};
-use crate::model::family::common::{Run, eager_mask, refuse_other_checkpointing};
+use crate::model::family::common::{Run, eager_mask, refuse_checkpointing};
 use crate::model::family::t5::attention::{Attended, Attention, Over};
 use crate::model::family::t5::{LayerShapes, T5};
 use crate::model::family::{Built, Parameters, matrix, vector};
-use crate::recipe::{Attention as Implementation, Recipe, SdpaBackend};
+use crate::recipe::{Attention as Implementation, Checkpointing, QuantKind, Recipe, SdpaBackend};
 use crate::step::shape::{Dim, Shape};
 use crate::step::tape::Tape;
 use crate::step::tensor::{Dtype, Tensor};
 
 /// Forced backends that cannot take a bias, and `math`.
 pub(super) fn refusals(recipe: &Recipe) -> Vec<Issue> {
-    let checkpointing = refuse_other_checkpointing(recipe);
+    use Checkpointing as C;
+    let checkpointing = refuse_checkpointing(recipe, &[C::Selective, C::Reentrant, C::Offload, C::FullOffload]);
     if !checkpointing.is_empty() {
         return checkpointing;
+    }
+    if recipe.quantization.as_ref().is_some_and(|q| q.kind == QuantKind::Int8) {
+        let what = "INT8 weights beside those that T5 keeps in FP32".into();
+        return vec![Issue::new("recipe.quantization", IssueKind::NotModelled { what })];
     }
     let eager = recipe.attention == Some(Implementation::Eager);
     match recipe.sdpa_backend {

@@ -208,6 +208,10 @@ impl Model for T5 {
         Vec::new()
     }
 
+    fn kept_in_f32(&self) -> Option<&'static str> {
+        Some("wo")
+    }
+
     fn dimensions(&self) -> Dimensions {
         Dimensions {
             layers: self.layers(),
