@@ -5,10 +5,12 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 use vram_budget::bill::{Instant, Part};
-use vram_budget::estimate::{estimate, quick};
+use vram_budget::estimate::{Job, estimate, quick};
 use vram_budget::measure::{Case, Figure, ReadingName};
+use vram_budget::model::ModelSource;
 use vram_budget::plan::Plan;
-use vram_budget::recipe::parallel::DataParallel;
+use vram_budget::recipe::parallel::{DataParallel, Ddp, Fsdp1, Fsdp2, Parallel, TensorParallel};
+use vram_budget::recipe::{Precision, Recipe};
 use vram_budget::reconcile::predict;
 
 const CASES: &str = include_str!("data/distributed-steps/cases.jsonl");
@@ -58,9 +60,11 @@ fn peaks_are_as_measured() {
         [
             ("ddp", 26),
             ("fsdp1", 20),
-            ("fsdp2", 51),
+            ("fsdp2", 53),
             ("hsdp", 2),
             ("none", 4),
+            ("tp", 11),
+            ("tp+fsdp2", 2),
             ("zero0", 1),
             ("zero1", 8),
             ("zero2", 8),
@@ -95,7 +99,7 @@ fn readings_are_exact() {
         }
         seen += 1;
     }
-    assert_eq!(seen, 129);
+    assert_eq!(seen, 144);
 }
 
 /// What the optimizer holds on each rank at a stage of ZeRO.
@@ -134,4 +138,77 @@ fn a_layout_is_one_gpu_unless_said() {
     assert!(text.get("parallel").is_none());
     text["parallel"] = serde_json::json!({ "world_size": 1 });
     assert_eq!(quick(&serde_json::from_value(text).unwrap()), quick(&plan));
+}
+
+fn plan(hidden: u64, heads: u64, mlp: u64, vocabulary: u64, parallel: Parallel) -> Plan {
+    let config = serde_json::json!({
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": vocabulary, "hidden_size": hidden,
+        "intermediate_size": mlp, "num_hidden_layers": 3, "num_attention_heads": heads, "max_position_embeddings": 512
+    });
+    let serde_json::Value::Object(config) = config else { unreachable!("a config is an object") };
+    Plan {
+        version: vram_budget::plan::PLAN_VERSION,
+        model: ModelSource::Config(config),
+        recipe: Recipe { precision: Some(Precision::Fp32), seq_len: 16, ..Recipe::default() },
+        parallel,
+        machine: Default::default(),
+        framework: Default::default(),
+        policy: Default::default(),
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    /// FSDP over ranks sums to the whole plus padding, and its states are twice that; DDP holds the whole on every rank.
+    #[test]
+    fn shards_sum_to_the_whole_plus_padding(
+        heads in 1..5u64,
+        mlp in 1..200u64,
+        vocabulary in 2..300u64,
+        ranks in 2..17u64,
+    ) {
+        let of = |data: DataParallel| {
+            let parallel = Parallel { world_size: ranks, data, ..Parallel::default() };
+            plan(heads * 16, heads, mlp, vocabulary, parallel)
+        };
+        let read = |plan: &Plan, name: ReadingName| predict(plan).unwrap().0[&name].unsigned_abs();
+        let sharded = of(DataParallel::Fsdp2(Fsdp2::default()));
+        let model = Job::of(&sharded).unwrap().model;
+        let (mut whole, mut padded) = (0, 0);
+        for p in model.parameters() {
+            let n = p.shape.numel().unwrap();
+            let first = p.shape.dims()[0].n;
+            whole += 4 * n;
+            padded += 4 * n / first * first.div_ceil(ranks) * ranks;
+        }
+        prop_assert_eq!(read(&sharded, ReadingName::Params) * ranks, padded);
+        prop_assert_eq!(read(&sharded, ReadingName::OptimizerState) * ranks, 2 * padded);
+        let flat = read(&of(DataParallel::Fsdp1(Fsdp1::default())), ReadingName::Params) * ranks;
+        prop_assert!(whole <= flat && flat <= whole + 4 * 4 * (4 * 16 + ranks), "{} {}", whole, flat);
+        prop_assert_eq!(read(&of(DataParallel::Ddp(Ddp::default())), ReadingName::Params), whole);
+    }
+
+    /// Tensor-parallel and data-parallel ranks together hold every split parameter once, and each norm once per
+    /// tensor-parallel rank.
+    #[test]
+    fn tensor_and_data_parallel_ranks_conserve_parameters(
+        (tp, dp) in (1..4u32, 1..3u32).prop_map(|(t, d)| (1 << t, 1 << d)),
+        heads in 1..3u64,
+        mlp in 1..9u64,
+        vocabulary in 1..9u64,
+    ) {
+        let each = tp * dp;
+        let tensor = TensorParallel { size: tp, sequence_parallel: true, loss_parallel: true };
+        let hidden = heads * tp * 16;
+        let of = |parallel: Parallel| plan(hidden, heads * tp, mlp * each, vocabulary * each, parallel);
+        let params = |plan: &Plan| predict(plan).unwrap().0[&ReadingName::Params].unsigned_abs();
+        let one = params(&of(Parallel::default()));
+        let norms = 4 * hidden * 7;
+        let split = of(Parallel { world_size: tp, tensor: tensor.clone(), ..Parallel::default() });
+        prop_assert_eq!(params(&split) * tp, one + (tp - 1) * norms);
+        let data = DataParallel::Fsdp2(Fsdp2::default());
+        let both = of(Parallel { world_size: each, tensor, data, ..Parallel::default() });
+        prop_assert_eq!(params(&both) * each, one + (tp - 1) * norms);
+    }
 }

@@ -78,6 +78,8 @@ pub struct Node {
     gathers: Option<Rc<Gradient>>,
     /// Run before it.
     hooks: RefCell<Vec<PreHook>>,
+    /// Whether its gradients are DTensors, which are not added to in place.
+    dtensor: Cell<bool>,
     waiting: Cell<u32>,
     seen: Cell<bool>,
 }
@@ -113,6 +115,7 @@ impl Node {
             others: RefCell::default(),
             gathers,
             hooks: RefCell::default(),
+            dtensor: Cell::new(false),
             waiting: Cell::new(0),
             seen: Cell::new(false),
         }
@@ -128,6 +131,11 @@ impl Node {
     /// The dtype in which its gradient arrives: the edge casts it.
     pub(crate) fn set_dtype(&self, dtype: Dtype) {
         self.first.borrow_mut().dtype = dtype;
+    }
+
+    /// The sizes that its gradient has.
+    pub(crate) fn set_shape(&self, shape: Shape) {
+        self.first.borrow_mut().shape = shape;
     }
 
     /// Does `change` to output `at`.
@@ -164,7 +172,9 @@ impl Recorder {
             for (edge, input) in edges.iter_mut().zip(inputs) {
                 *edge = input.edge();
             }
-            Rc::new(Node::new(tape.next_sequence(), tape.scope_name(), tape.layer(), edges, None))
+            let node = Node::new(tape.next_sequence(), tape.scope_name(), tape.layer(), edges, None);
+            node.dtensor.set(tape.runs_on_dtensors());
+            Rc::new(node)
         });
         Self { tape: tape.clone(), node }
     }
@@ -347,7 +357,7 @@ fn add_to_buffer(tape: &Tape, edge: &Edge, grad: Tensor) {
     edge.node.with_output(edge.output, |output| {
         output.gradient = Some(match output.gradient.take() {
             None => grad,
-            Some(old) if old.can_be_added_into() => old,
+            Some(old) if !edge.node.dtensor.get() && old.can_be_added_into() => old,
             Some(old) => {
                 let shape = old.shape().ordered_like(&[old.shape(), grad.shape()]);
                 let sum = tape.temp(shape, old.dtype(), "sum of gradients");

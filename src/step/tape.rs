@@ -11,6 +11,7 @@ use crate::step::autograd::Node;
 use crate::step::checkpoint::Hooks;
 use crate::step::log::{Belongs, Event, Log, Mark, Stream};
 use crate::step::parallel::Wrapper;
+use crate::step::parallel::tp::{Layout, flagged};
 use crate::step::shape::{Dim, Shape};
 use crate::step::tensor::{Dtype, Impl, Storage, Tensor};
 use crate::versions::{LtWorkspace, Rules};
@@ -52,6 +53,10 @@ pub(crate) struct State {
     layer: Cell<u32>,
     stream: Cell<Stream>,
     wrapper: RefCell<Option<Rc<dyn Wrapper>>>,
+    tensor_parallel: Cell<Option<Layout>>,
+    /// Whether operations run on DTensors.
+    dtensors: Cell<bool>,
+    positions: RefCell<Option<Tensor>>,
     instant: Cell<Instant>,
     inputs_need_grad: Cell<bool>,
     /// Whether low-rank pairs and trained copies run.
@@ -104,6 +109,9 @@ impl Tape {
             layer: Cell::new(0),
             stream: Cell::default(),
             wrapper: RefCell::default(),
+            tensor_parallel: Cell::default(),
+            dtensors: Cell::default(),
+            positions: RefCell::default(),
             instant: Cell::new(Instant::Forward),
             inputs_need_grad: Cell::new(false),
             adapters: Cell::new(true),
@@ -167,6 +175,34 @@ impl Tape {
     /// What wraps the model.
     pub(crate) fn wrapper(&self) -> Option<Rc<dyn Wrapper>> {
         self.0.wrapper.borrow().clone()
+    }
+
+    /// Says how tensor-parallel ranks share the model.
+    pub(crate) fn set_tensor_parallel(&self, layout: Option<Layout>) {
+        self.0.tensor_parallel.set(layout);
+    }
+
+    /// The positions that a loop gives the model; none: it makes its own.
+    pub(crate) fn give_positions(&self, positions: Option<Tensor>) {
+        let before = self.0.positions.replace(positions);
+        drop(before);
+    }
+
+    pub(crate) fn given_positions(&self) -> Option<Tensor> {
+        self.0.positions.borrow().clone()
+    }
+
+    pub(crate) fn tensor_parallel(&self) -> Option<Layout> {
+        self.0.tensor_parallel.get()
+    }
+
+    /// Runs `body` on DTensors.
+    pub(crate) fn as_dtensors<T>(&self, body: impl FnOnce() -> T) -> T {
+        flagged(&self.0.dtensors, body)
+    }
+
+    pub(crate) fn runs_on_dtensors(&self) -> bool {
+        self.0.dtensors.get()
     }
 
     /// Whether a backward is running.

@@ -8,6 +8,7 @@ use crate::bill::Part;
 use crate::step::autograd::{Edge, Gradient, Node};
 use crate::step::log::{Event, Stream};
 use crate::step::ops::Quantized;
+use crate::step::parallel::tp::Split;
 use crate::step::shape::{Dim, Shape};
 use crate::step::tape::Tape;
 
@@ -110,6 +111,8 @@ pub(crate) struct Leaf {
     pub(crate) table: Cell<Table>,
     /// Whether it is a linear layer's weight that lies [in, out].
     pub(crate) lies_in_out: Cell<bool>,
+    /// How tensor-parallel ranks split it.
+    pub(crate) split: Cell<Option<Split>>,
     /// The function whose view it is, where it is one of a larger tensor: its gradient goes there.
     pub(crate) through: RefCell<Option<Edge>>,
     /// The pair that runs beside this linear weight.
@@ -248,6 +251,7 @@ impl Tensor {
             frozen: Cell::new(false),
             table: Cell::default(),
             lies_in_out: Cell::default(),
+            split: Cell::default(),
             through: RefCell::default(),
             adapter: RefCell::default(),
             copies: RefCell::default(),

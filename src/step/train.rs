@@ -70,6 +70,8 @@ pub fn walk_short(
     device: Device,
     steps: Steps,
 ) -> Result<Walk, TooLarge> {
+    let split = parallel::tp::split(model, plan);
+    let model = split.as_deref().unwrap_or(model);
     let whole = Whole::of(model, &plan.recipe, precision);
     // A wrapper works on one layer while another runs.
     let alike = layers_are_alike(&plan.recipe) && plan.parallel.is_single();
@@ -115,6 +117,8 @@ pub fn walk_literally(
     device: Device,
     steps: Steps,
 ) -> Result<Walk, TooLarge> {
+    let split = parallel::tp::split(model, plan);
+    let model = split.as_deref().unwrap_or(model);
     run(model, &Whole::of(model, &plan.recipe, precision), plan, precision, device, steps)
 }
 
@@ -203,6 +207,7 @@ fn run(
             leaf.table.set(table);
         }
     }
+    parallel::tp::parallelize(&tape, model, built.as_ref(), plan);
     tape.supply(Vec::new());
     tape.convert_to_float8(recipe.float8);
     tape.fuse(&recipe.liger);
@@ -561,10 +566,16 @@ impl<'a> Loop<'a> {
         let mut outputs = Vec::new();
         let loss = match &self.actors {
             None => t.with_autocast(self.autocast(), || {
-                parallel::before_forward(t, ROOT, &mut []);
+                // Over a split model the loop computes the loss.
+                let wraps_loss = t.tensor_parallel().is_none();
+                if wraps_loss {
+                    parallel::before_forward(t, ROOT, &mut []);
+                }
                 let (loss, out) = self.model.forward(&self.run.over(&batch), &batch);
                 let mut outs = [loss, out];
-                parallel::after_forward(t, ROOT, &mut outs);
+                if wraps_loss {
+                    parallel::after_forward(t, ROOT, &mut outs);
+                }
                 let [loss, out] = outs;
                 outputs.push(out);
                 outputs.extend(self.model.take_outputs());

@@ -10,7 +10,7 @@ use crate::recipe::{Attention, Checkpointing, LigerKernel, Loss, Recipe, SdpaBac
 use crate::step::actors::CACHE;
 use crate::step::checkpoint::{Layer, checkpointed, on_host, reentrant};
 use crate::step::ops::SdpaPath;
-use crate::step::parallel::{module, wrapped};
+use crate::step::parallel::{ENDS, ROOT, after_forward, before_forward, module, wrapped};
 use crate::step::shape::{Dim, Shape, Symbol};
 use crate::step::tape::Tape;
 use crate::step::tensor::{Dtype, Tensor};
@@ -228,7 +228,7 @@ fn gelu_new(t: &Tape, x: &Tensor) -> Tensor {
 
 /// RMSNorm written in Python, as in Llama: the mean square in FP32, the product with the weight in the input's dtype.
 pub(super) fn rms_norm(t: &Tape, x: &Tensor, weight: &Tensor) -> Tensor {
-    module(t, x, &[Some(weight)], &|x| scaled_by_root_mean_square(t, x, weight))
+    module(t, x, &[Some(weight)], &|x| t.on_split_sequence(|| scaled_by_root_mean_square(t, x, weight)))
 }
 
 fn scaled_by_root_mean_square(t: &Tape, x: &Tensor, weight: &Tensor) -> Tensor {
@@ -294,6 +294,9 @@ pub(super) fn position_ids(run: &Run) -> Tensor {
     if run.cache.is_some() {
         // Given, as a copy of the last ones.
         return t.temp(Shape::new(&[run.batch, run.seq]), Dtype::I64, "positions");
+    }
+    if let Some(given) = t.given_positions() {
+        return given;
     }
     let range = t.temp(Shape::new(&[run.seq]), Dtype::I64, "positions");
     let ids = t.temp(Shape::new(&[Dim::plain(1), run.seq]), Dtype::I64, "positions");
@@ -708,6 +711,9 @@ pub(super) fn causal_forward(
     head: &Head<'_>,
 ) -> (Tensor, Tensor) {
     let t = &run.tape;
+    if t.tensor_parallel().is_some() {
+        return split_forward(run, labels, hidden, head);
+    }
     if run.loss == Loss::Hf {
         let hidden = hidden();
         if t.fuses(LigerKernel::FusedLinearCrossEntropy) && t.training() {
@@ -723,7 +729,9 @@ pub(super) fn causal_forward(
             });
             return (loss.clone(), loss);
         }
-        let logits = t.scope("head", || head.logits(t, &hidden));
+        let mut ends = [t.scope("head", || head.logits(t, &hidden))];
+        after_forward(t, ENDS, &mut ends);
+        let [logits] = ends;
         t.enter(Instant::Loss);
         let out = t.scope("loss", || t.causal_lm_loss(logits, labels));
         drop(hidden);
@@ -741,6 +749,33 @@ pub(super) fn causal_forward(
         Loss::Chunked(n) => chunked_loss(run, hidden, head, padded, n),
         Loss::Hf => t.scalar(Dtype::F32, "loss"),
     };
+    (loss.clone(), loss)
+}
+
+/// As loops run a model that tensor-parallel ranks share: it is given positions, and the loss is
+/// `cross_entropy(logits.float().flatten(0, 1), labels.flatten())`.
+fn split_forward(run: &Run, labels: &Tensor, hidden: &dyn Fn() -> Tensor, head: &Head<'_>) -> (Tensor, Tensor) {
+    let t = &run.tape;
+    let positions = t.temp(Shape::new(&[Dim::plain(1), run.seq]), Dtype::I64, "positions");
+    t.give_positions(Some(positions));
+    before_forward(t, ROOT, &mut []);
+    let hidden = hidden();
+    let mut ends = [t.scope("head", || head.logits(t, &hidden))];
+    after_forward(t, ENDS, &mut ends);
+    drop(hidden);
+    after_forward(t, ROOT, &mut ends);
+    let [logits] = ends;
+    t.enter(Instant::Loss);
+    let loss = t.scope("loss", || {
+        let rows = run.batch.times(run.seq);
+        let wide = t.to(&logits, Dtype::F32);
+        drop(logits);
+        let flat = t.reshape(&wide, &[rows, wide.dim(2)]);
+        drop(wide);
+        let loss = t.split_cross_entropy(&flat, &t.reshape_raw(labels, &[rows]));
+        t.give_positions(None);
+        loss
+    });
     (loss.clone(), loss)
 }
 

@@ -16,6 +16,7 @@ use crate::model::family::{
 };
 use crate::model::fields::{Fields, MAX_DIMENSION, MAX_HEADS, MAX_LAYERS};
 use crate::recipe::{LigerKernel, Recipe};
+use crate::step::parallel::{ENDS, before_forward};
 use crate::step::shape::{Dim, Shape, Symbol};
 use crate::step::tape::Tape;
 use crate::step::tensor::{Dtype, Tensor};
@@ -502,6 +503,20 @@ impl Model for Decoder {
         Some(Box::new(short))
     }
 
+    fn split(&self, n: u64) -> Option<Box<dyn Model>> {
+        let whole = [self.heads, self.kv_heads, self.mlp, self.vocab].iter().all(|size| size.is_multiple_of(n));
+        let plain = self.family == "llama" && !self.tied && !self.qkv_bias && !self.out_bias && !self.mlp_bias;
+        (whole && plain).then(|| {
+            Box::new(Self {
+                heads: self.heads / n,
+                kv_heads: self.kv_heads / n,
+                mlp: self.mlp / n,
+                vocab: self.vocab / n,
+                ..self.clone()
+            }) as Box<dyn Model>
+        })
+    }
+
     fn build(&self, tape: &Tape, dtype: Dtype) -> Box<dyn Built> {
         let mut all = Parameters::new(tape, dtype);
         tape.scope("embedding", || {
@@ -578,6 +593,9 @@ impl BuiltDecoder {
             hidden = run.layer(i, &hidden, move |x| call.run(x));
         }
         t.set_layer(0);
+        let mut ends = [hidden];
+        before_forward(t, ENDS, &mut ends);
+        let [hidden] = ends;
         let out = t.scope("final norm", || rms_norm(t, &hidden, &self.norm));
         drop(hidden);
         drop((cos, sin));
@@ -606,7 +624,9 @@ impl Call {
         let residual = x.clone();
         let normed = t.scope("attention norm", || w.norm(t, x, 20));
         // The probabilities live in `_` until the layer returns.
-        let (attended, probabilities) = t.scope("attention", || self.attention(&normed));
+        let input = t.scope("attention", || t.module_input(&normed));
+        let (attended, probabilities) = t.scope("attention", || self.attention(&input));
+        drop(input);
         drop(normed);
         let hidden = t.scope("attention", || t.add(&residual, &attended));
         drop(attended);
@@ -614,7 +634,7 @@ impl Call {
         let normed = t.scope("mlp norm", || w.norm(t, &hidden, 21));
         let fed = t.scope("mlp", || match [&w.0[17], &w.0[18]] {
             [Some(gate_up), Some(down)] => self.experts(&normed, gate_up, down),
-            _ => self.mlp(&normed),
+            _ => self.mlp(&t.module_input(&normed)),
         });
         drop(normed);
         let out = t.scope("mlp", || t.add(&hidden, &fed));

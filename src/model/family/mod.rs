@@ -139,6 +139,11 @@ pub trait Model: Debug {
     /// The same model with another number of layers, when its layers are all alike; the walk then runs a few and
     /// repeats one.
     fn with_layers(&self, layers: u64) -> Option<Box<dyn Model>>;
+    /// The model that each of `n` tensor-parallel ranks has a share of: of its heads, its MLP's width and its vocabulary.
+    /// None where it cannot be split so, or that is not modelled.
+    fn split(&self, _n: u64) -> Option<Box<dyn Model>> {
+        None
+    }
     /// Puts the model on the tape, its weights in `dtype`.
     fn build(&self, tape: &Tape, dtype: Dtype) -> Box<dyn Built>;
 }

@@ -139,6 +139,9 @@ pub(super) fn step(tape: &Tape, o: &Optimizer, params: &[Tensor], slots: &mut Sl
     }
     match how {
         OptimizerImpl::Foreach => {
+            for reads in READS {
+                redistributed(tape, params, *reads);
+            }
             let copies = tape.rules().adam_copies_denominators;
             let copies = copies && matches!(o.name, OptimizerName::Adam | OptimizerName::AdamW);
             foreach(tape, if copies { COPIED_DENOMINATORS } else { rule(o).lists }, params);
@@ -151,11 +154,33 @@ pub(super) fn step(tape: &Tape, o: &Optimizer, params: &[Tensor], slots: &mut Sl
                     names[0] = None;
                     create_states(tape, o, core::slice::from_ref(p), slots);
                 }
+                for reads in READS {
+                    redistributed(tape, core::slice::from_ref(p), *reads);
+                }
                 run(tape, rule(o).each, p, &mut names);
             }
         }
-        OptimizerImpl::Fused => {}
+        OptimizerImpl::Fused => redistributed(tape, params, 1),
     }
+}
+
+/// How often Adam's operations read the gradients: `lerp_` once, `addcmul_` twice.
+const READS: &[usize] = &[1, 2];
+
+/// One operation over gradients that are split otherwise than their weights: each time it reads them, they are redistributed
+/// for its time.
+fn redistributed(tape: &Tape, params: &[Tensor], reads: usize) {
+    if tape.tensor_parallel().is_none() || tape.wrapper().is_some() {
+        return;
+    }
+    let lists: Vec<List<'_>> = (0..reads)
+        .map(|_| {
+            let split: Vec<&Tensor> = params.iter().filter(|p| tape.redistributes_gradient(p)).collect();
+            each(tape, &split, |tape, p| like(tape, p, "gradient, redistributed"))
+        })
+        .collect();
+    lists.into_iter().rev().for_each(|list| release(tape, list));
+    tape.set_layer(0);
 }
 
 fn run(tape: &Tape, ops: &[Op], p: &Tensor, names: &mut [Option<Tensor>; NAMES]) {

@@ -3,7 +3,7 @@
 use crate::step::autograd::Recorder;
 use crate::step::ops::pointwise::first;
 use crate::step::ops::sort::{bits, radix_sort_scratch, scan_scratch, selection_scratch};
-use crate::step::parallel;
+use crate::step::parallel::{EMBEDDING, after_forward, before_forward, module};
 use crate::step::shape::{Dim, Shape};
 use crate::step::tape::Tape;
 use crate::step::tensor::{AS_TABLE, Dtype, Tensor};
@@ -12,8 +12,15 @@ impl Tape {
     /// `nn.Embedding` of a model: the look-up, as the model's input where it is that.
     #[must_use]
     pub fn embedding(&self, ids: &Tensor, weight: &Tensor) -> Tensor {
-        parallel::module(self, ids, &[Some(weight)], &|ids| {
-            self.as_input(self.look_up(ids, &weight.in_use(AS_TABLE)), weight)
+        module(self, ids, &[Some(weight)], &|ids| {
+            if weight.leaf().is_none_or(|leaf| leaf.id != 0) {
+                return self.look_up(ids, &weight.in_use(AS_TABLE));
+            }
+            before_forward(self, EMBEDDING, &mut []);
+            let mut out = [self.split_look_up(ids, &weight.in_use(AS_TABLE))];
+            after_forward(self, EMBEDDING, &mut out);
+            let [out] = out;
+            self.as_input(out, weight)
         })
     }
 
@@ -66,7 +73,7 @@ impl Tape {
     /// `embedding_dense_backward`: a dense gradient. Above 3,072 ids they are sorted first and summed in segments
     /// (ATen/native/cuda/Embedding.cu and EmbeddingBackwardKernel.cu; which of two ways, recorded with PyTorch 2.15 over
     /// tables of 1 to 256,000 rows).
-    fn embedding_grad(&self, ids: &Tensor, shape: Shape, dtype: Dtype) -> Tensor {
+    pub(crate) fn embedding_grad(&self, ids: &Tensor, shape: Shape, dtype: Dtype) -> Tensor {
         const SORT_ABOVE: u64 = 3072;
         /// `NROWS_PER_THREAD`.
         const ROWS_PER_PART: u64 = 10;

@@ -44,7 +44,13 @@ impl Tape {
             if self.is_float8(weight) {
                 return self.float8_linear(x, weight, bias);
             }
-            self.adaptable(x, weight, bias, WeightLayout::OutIn)
+            let Some(split) = weight.leaf().and_then(|leaf| leaf.split.get()) else {
+                return self.adaptable(x, weight, bias, WeightLayout::OutIn);
+            };
+            let x = self.split_input(x, split);
+            let out = self.adaptable(&x, weight, bias, WeightLayout::OutIn);
+            drop(x);
+            self.split_output(out, split)
         })
     }
 

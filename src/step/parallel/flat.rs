@@ -42,9 +42,10 @@ const fn is_square(n: u64) -> bool {
     root * root == n
 }
 
-/// `_chunk_cat` into a buffer of several rows, each of parts of so many `bytes`.
-pub(super) fn chunk_cat_scratch(tape: &Tape, bytes: &[u64]) {
+/// `_chunk_cat` into a buffer of several rows, each of parts of so many `bytes`. Over tensors of several dtypes two sums less
+/// are kept (`fsdp::chunk_cat_mixed_dtype`, recorded with PyTorch 2.15).
+pub(super) fn chunk_cat_scratch(tape: &Tape, bytes: &[u64], mixed: bool) {
     let blocks: u64 = bytes.iter().map(|b| b.div_ceil(TILE)).sum();
-    let entries = 6 * bytes.len() as u64 + 2 + blocks;
+    let entries = 6 * bytes.len() as u64 + if mixed { 0 } else { 2 } + blocks;
     drop(tape.scratch(ENTRY * entries, "table of a concatenation"));
 }

@@ -14,7 +14,7 @@ use crate::recipe::parallel::{Fsdp2, InitDevice, Reshard, Wrap};
 use crate::step::freeze;
 use crate::step::log::Stream;
 use crate::step::parallel::flat::{chunk_cat_scratch, flat, split_copy_scratch};
-use crate::step::parallel::{ROOT, Wrapper, on_backward_of, on_backward_past};
+use crate::step::parallel::{EMBEDDING, ENDS, ROOT, Wrapper, on_backward_of, on_backward_past};
 use crate::step::shape::{Dim, Shape};
 use crate::step::tape::Tape;
 use crate::step::tensor::{Dtype, Table, Tensor};
@@ -48,6 +48,8 @@ struct Param {
     sharded: Tensor,
     /// Elements of all shards, padding included.
     padded: u64,
+    /// Whether each tensor-parallel rank has a part of its gradient (`may_reduce_grad_outside_dp`).
+    partial: bool,
     /// The part kept after forward.
     kept: RefCell<Option<Tensor>>,
 }
@@ -76,7 +78,7 @@ pub(super) struct FullyShard {
     original: Dtype,
     compute: Dtype,
     reduce: Dtype,
-    /// By module: the root's first, then the layers'.
+    /// By module: see [`place`].
     groups: Vec<Group>,
     /// Whether gradients are reduced in this micro-batch.
     reduces: Cell<bool>,
@@ -138,11 +140,15 @@ pub(super) fn wrap(
     weights.iter().filter_map(Tensor::leaf).for_each(|leaf| leaf.lies_in_out.set(model.linears_lie_in_out()));
     // The freezing is read off them when they are sharded.
     drop(freeze::trained(model, &plan.recipe, weights));
+    let layers = weights.iter().filter_map(|w| Some(w.leaf()?.layer)).max().unwrap_or(ROOT);
     let module_of = |w: &Tensor| match (options.wrap, w.leaf()) {
         (Wrap::Root, _) | (_, None) => ROOT,
+        (Wrap::LayersAndEnds, Some(leaf)) if leaf.layer == ROOT => match leaf.table.get() {
+            Table::Embedding => EMBEDDING,
+            _ => ENDS,
+        },
         (_, Some(leaf)) => leaf.layer,
     };
-    let layers = weights.iter().map(module_of).max().unwrap_or(ROOT);
     let shard = |w: &Tensor| {
         w.enter_layer(tape);
         let id = w.leaf().map_or(0, |leaf| leaf.id);
@@ -169,7 +175,7 @@ pub(super) fn wrap(
                 Some(tape.empty(*w.shape(), original, Part::Weights, "parameter"))
             };
             let mut wholes: Vec<Option<Tensor>> = weights.iter().map(whole).collect();
-            for module in (1..=layers).chain([ROOT]) {
+            for module in (1..=layers).chain([EMBEDDING, ENDS, ROOT]) {
                 let own = || (0..weights.len()).filter(|at| module_of(&weights[*at]) == module);
                 own().for_each(|at| made[at] = Some(shard(&weights[at])));
                 own().for_each(|at| wholes[at] = None);
@@ -178,11 +184,12 @@ pub(super) fn wrap(
     }
     tape.set_layer(0);
     let mut groups: Vec<Group> = (ROOT..=layers)
+        .chain([EMBEDDING, ENDS])
         .map(|module| Group {
             params: Vec::new(),
             reshard: match (module, options.root_reshard_after_forward) {
                 // Backward begins with it: it would be gathered again at once.
-                (ROOT, None | Some(false)) => Reshard::Never,
+                (ROOT, None | Some(false)) | (ENDS, _) => Reshard::Never,
                 (ROOT, Some(true)) => Reshard::Always,
                 _ => options.reshard_after_forward,
             },
@@ -205,8 +212,9 @@ pub(super) fn wrap(
         }
         set_dtype(w, Some(reduce), compute);
         let padded = split(w.shape(), n).1.numel().unwrap_or(0);
-        let param = Param { unsharded: w.clone(), sharded, padded, kept: RefCell::default() };
-        if let Some(group) = groups.get_mut(module_of(w) as usize) {
+        let partial = tape.splits_sequence() && w.shape().rank() == 1;
+        let param = Param { unsharded: w.clone(), sharded, padded, partial, kept: RefCell::default() };
+        if let Some(group) = groups.get_mut(place(module_of(w), layers)) {
             group.params.push(param);
         }
     }
@@ -226,6 +234,15 @@ pub(super) fn wrap(
     (wrapper, trained)
 }
 
+/// Where a module's group is: the root's first, then the layers', then the ends'.
+fn place(module: u32, layers: u32) -> usize {
+    match module {
+        EMBEDDING => layers as usize + 1,
+        ENDS => layers as usize + 2,
+        module => module as usize,
+    }
+}
+
 /// `Tensor.grad_dtype`; none: as gradients come. The gradient of a linear layer's weight passes its transposition first, and
 /// is cast when the product's backward is over.
 fn set_dtype(param: &Tensor, dtype: Option<Dtype>, compute: Dtype) {
@@ -238,7 +255,8 @@ fn set_dtype(param: &Tensor, dtype: Option<Dtype>, compute: Dtype) {
 impl FullyShard {
     fn group(&self, module: u32) -> Option<&Group> {
         // A module without parameters of its own has no group.
-        self.groups.get(module as usize).filter(|group| !group.params.is_empty())
+        let layers = u32::try_from(self.groups.len().saturating_sub(3)).unwrap_or(0);
+        self.groups.get(place(module, layers)).filter(|group| !group.params.is_empty())
     }
 
     /// Ranks that a group is gathered from.
@@ -334,7 +352,7 @@ impl FullyShard {
     fn set_gradient_dtypes(&self, tape: &Tape, group: &Group, defer: bool) {
         for p in &group.params {
             let Some(leaf) = p.unsharded.leaf() else { continue };
-            if !self.widens() {
+            if p.partial || !self.widens() {
                 set_dtype(&p.unsharded, Some(self.reduce), self.compute);
                 continue;
             }
@@ -384,6 +402,12 @@ impl FullyShard {
         let mut gradients: Vec<(&Param, Tensor)> = Vec::new();
         for p in &group.params {
             let gradient = p.unsharded.leaf().and_then(|leaf| leaf.grad.tensor.take());
+            // As the parameter is split: a sum over ranks, or its own share of what is whole on each.
+            let whole = |gradient: &Tensor| !gradient.shape().same_sizes(p.unsharded.shape());
+            let gradient = gradient.map(|gradient| match p.partial || whole(&gradient) {
+                true => tape.temp(*p.unsharded.shape(), gradient.dtype(), "gradient, redistributed"),
+                false => gradient,
+            });
             gradients.extend(gradient.map(|gradient| (p, gradient)));
         }
         self.set_gradient_dtypes(tape, group, false);
@@ -406,7 +430,8 @@ impl FullyShard {
         let all: u64 = gradients.iter().map(|(p, _)| p.padded).sum();
         let input = flat(tape, all, self.reduce, "reduce-scatter input");
         let parts: Vec<u64> = gradients.iter().map(|(p, _)| p.padded / self.shards * self.reduce.bytes()).collect();
-        chunk_cat_scratch(tape, &parts);
+        let mixed = gradients.iter().any(|(_, g)| Some(g.dtype()) != gradients.first().map(|(_, g)| g.dtype()));
+        chunk_cat_scratch(tape, &parts, mixed);
         let reduced: Vec<&Param> = gradients.iter().map(|(p, _)| *p).collect();
         // A list lets go of its last item first.
         while let Some((_, gradient)) = gradients.pop() {
@@ -456,10 +481,12 @@ impl Wrapper for FullyShard {
         if group.phase.get() == Phase::PreBackward {
             return;
         }
-        group.phase.set(Phase::Forward);
+        let entering = group.phase.replace(Phase::Forward) != Phase::Forward;
         self.unshard(tape, group);
         self.wait_for_unshard(tape, group);
-        on_backward_past(tape, module, args);
+        if entering {
+            on_backward_past(tape, module, args);
+        }
     }
 
     fn after_forward(&self, tape: &Tape, module: u32, outs: &mut [Tensor]) {

@@ -10,6 +10,7 @@ mod flat;
 mod fsdp1;
 mod fsdp2;
 mod refusals;
+pub(crate) mod tp;
 mod zero;
 mod zero3;
 
@@ -31,6 +32,10 @@ pub(crate) use refusals::refusals;
 
 /// The model as a whole; its layers are counted from 1.
 pub(crate) const ROOT: u32 = 0;
+/// The input embedding, where it is wrapped by itself.
+pub(crate) const EMBEDDING: u32 = u32::MAX - 1;
+/// The last norm and the head, where they are wrapped together.
+pub(crate) const ENDS: u32 = u32::MAX;
 
 /// What a framework that wraps the model does around a step's parts.
 pub(crate) trait Wrapper: Debug {

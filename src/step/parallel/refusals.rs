@@ -5,7 +5,7 @@ use crate::model::family::Model;
 use crate::plan::Plan;
 use crate::recipe::optimizer::OptimizerName;
 use crate::recipe::parallel::{DataParallel, DeepSpeed, Fsdp1, Fsdp2, InitDevice, Wrap};
-use crate::recipe::{Checkpointing, FloatName, Precision, Recipe};
+use crate::recipe::{Checkpointing, FloatName, Loss, OptimizerImpl, Precision, Recipe};
 use crate::step::parallel::zero3::elements_per_rank;
 
 /// Families whose layers are one list of modules, held against recorded steps of wrapped models.
@@ -20,7 +20,6 @@ pub(crate) fn refusals(model: &dyn Model, plan: &Plan) -> Vec<Issue> {
     let mut issues = Vec::new();
     let mut not = |field: &str, what: String| issues.push(Issue::new(field, IssueKind::NotModelled { what }));
     for (size, field, what) in [
-        (parallel.tensor.size, "parallel.tensor.size", "tensor parallelism"),
         (parallel.pipeline, "parallel.pipeline", "pipeline parallelism"),
         (parallel.context, "parallel.context", "context parallelism"),
         (parallel.expert, "parallel.expert", "expert parallelism"),
@@ -29,6 +28,37 @@ pub(crate) fn refusals(model: &dyn Model, plan: &Plan) -> Vec<Issue> {
             not(field, what.into());
         }
     }
+    if parallel.tensor.size > 1 && model.split(parallel.tensor.size).is_none() {
+        not("parallel.tensor.size", format!("tensor parallelism of {} over so many ranks", model.family()));
+    }
+    let adam = matches!(recipe.optimizer.name, OptimizerName::AdamW | OptimizerName::Adam);
+    if parallel.tensor.size > 1 && !adam {
+        not("recipe.optimizer.name", format!("{} over tensor-parallel weights", recipe.optimizer.name.name()));
+    }
+    if parallel.tensor.size > 1 && (recipe.loss != Loss::Hf || recipe.clip_grad.is_some()) {
+        not("parallel.tensor.size", "tensor parallelism with clipped gradients or another loss".into());
+    }
+    if parallel.tensor.size > 1 && !matches!(parallel.data, DataParallel::None | DataParallel::Fsdp2(_)) {
+        not("parallel.data", format!("{} over tensor-parallel weights", parallel.data.name()));
+    }
+    if parallel.tensor.size > 1 && matches!(recipe.precision, None | Some(Precision::AmpBf16)) {
+        not("recipe.precision", "autocast over tensor-parallel weights".into());
+    }
+    if parallel.tensor.size > 1 && recipe.checkpointing.recomputes_one_in().is_some() {
+        not("parallel.tensor.size", "tensor parallelism of layers that are checkpointed".into());
+    }
+    if parallel.tensor.sequence_parallel && !recipe.seq_len.is_multiple_of(parallel.tensor.size.max(1)) {
+        let (value, by_field, by) = (recipe.seq_len, "parallel.tensor.size".into(), parallel.tensor.size);
+        issues.push(Issue::new("recipe.seq_len", IssueKind::NotDivisible { value, by_field, by }));
+    }
+    // torch.optim raises where lists hold plain tensors beside DTensors: norms are plain unless they are split.
+    let mixes = parallel.tensor.size > 1 && !parallel.tensor.sequence_parallel;
+    if mixes && recipe.optimizer.implementation() != OptimizerImpl::Forloop {
+        let expected = "forloop with tensor parallelism and no sequence parallelism".into();
+        let found = "plain tensors beside DTensors in one list".into();
+        issues.push(Issue::new("recipe.optimizer.impl", IssueKind::NotA { expected, found }));
+    }
+    let mut not = |field: &str, what: String| issues.push(Issue::new(field, IssueKind::NotModelled { what }));
     match &parallel.data {
         DataParallel::None | DataParallel::Ddp(_) => {}
         DataParallel::Fsdp1(options) => {
@@ -41,7 +71,9 @@ pub(crate) fn refusals(model: &dyn Model, plan: &Plan) -> Vec<Issue> {
             }
         }
         DataParallel::Fsdp2(options) => {
-            for (on, what) in fsdp2(options, parallel.data_ranks()) {
+            let tied = model.parameters().first().is_some_and(|words| words.linear);
+            let ends = options.wrap == Wrap::LayersAndEnds && (tied || model.family() == "gpt2");
+            for (on, what) in fsdp2(options, parallel.data_ranks(), ends) {
                 if on {
                     not("parallel.data.fsdp2", what.into());
                 }
@@ -79,10 +111,10 @@ fn fsdp1(options: &Fsdp1, ranks: u64, tied: bool, slow: bool) -> [(bool, &'stati
     ]
 }
 
-fn fsdp2(options: &Fsdp2, ranks: u64) -> [(bool, &'static str); 4] {
+fn fsdp2(options: &Fsdp2, ranks: u64, ends: bool) -> [(bool, &'static str); 4] {
     [
         (options.offload_cpu, "shards in host memory"),
-        (options.wrap == Wrap::LayersAndEnds, "groups for the embedding and the head"),
+        (ends, "groups for the embedding and the head of this model"),
         (options.mixed_precision.output.is_some(), "a dtype for modules' outputs"),
         (ranks / options.replicas.max(1) < 2, "fully_shard over one rank"),
     ]
