@@ -508,3 +508,49 @@ fn runs_are_averaged_and_kept() {
     assert_eq!(vram_budget::measure::average(&[], 0), None);
     assert!(vram_budget::measure::average(&runs[..1], 5).is_some(), "one run is left");
 }
+
+/// The messages that the real allocator wrote in the recorded traces: the card has no context there, so their figures add
+/// up, and the request that failed is known.
+#[test]
+fn the_messages_of_recorded_runs_add_up_and_say_the_request() {
+    use vram_budget::measure::explain::{Cause, Fact, causes, facts};
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/allocator/traces");
+    let (mut messages, mut requests, mut limits) = (0, 0, 0);
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let packed = std::fs::read(entry.unwrap().path()).unwrap();
+        let mut text = String::new();
+        std::io::Read::read_to_string(&mut flate2::read::GzDecoder::new(packed.as_slice()), &mut text).unwrap();
+        let trace: Value = serde_json::from_str(&text).unwrap();
+        let by_default = !text.contains("roundup");
+        for event in trace["events"].as_array().unwrap() {
+            let Some(message) = event["oom"]["message"].as_str() else { continue };
+            messages += 1;
+            let found = read(message).unwrap();
+            let [found] = found.as_slice() else { panic!("{message}") };
+            let range = |name: &str| {
+                let reading = found.readings.iter().find(|reading| reading.name.to_string() == name).unwrap();
+                let bytes = reading.bytes().unwrap_or_else(|| panic!("{name}: {message}"));
+                reading.range.unwrap_or([bytes, bytes])
+            };
+            let equal = |a: [i64; 2], b: [i64; 2]| a[0] <= b[1] && b[0] <= a[1];
+            let sum = |a: [i64; 2], b: [i64; 2]| [a[0] + b[0], a[1] + b[1]];
+            assert!(equal(range("total"), sum(range("free"), range("process"))), "{message}");
+            assert!(equal(range("process"), sum(range("allocated"), range("unallocated"))), "{message}");
+            assert!(!causes(found).is_empty(), "{message}");
+            limits += usize::from(causes(found).iter().any(|cause| matches!(cause, Cause::Limit { .. })));
+            let bytes = event["bytes"].as_u64().unwrap();
+            for fact in facts(found) {
+                if let (Fact::Request { above, at_most, or, .. }, true) = (fact, by_default) {
+                    requests += 1;
+                    let ranges = [Some([above, at_most]), or].into_iter().flatten();
+                    let holds = |[above, at_most]: [vram_budget::units::Bytes; 2]| {
+                        above.get() < bytes && bytes <= at_most.get()
+                    };
+                    assert!(ranges.map(holds).any(|holds| holds), "{bytes} bytes: {message}");
+                }
+            }
+        }
+    }
+    println!("{messages} messages, {requests} requests, {limits} limits");
+    assert!(messages >= 362 && requests > 100 && limits > 5, "{messages} {requests} {limits}");
+}

@@ -115,6 +115,8 @@ pub enum Fact {
         above: Bytes,
         /// At most this.
         at_most: Bytes,
+        /// Or more than the first and at most the second.
+        or: Option<[Bytes; 2]>,
         /// Whether `large_segment_size_mb` (2.11) can make it another range.
         configurable: bool,
     },
@@ -345,7 +347,7 @@ pub fn facts(measurement: &Measurement) -> Vec<Fact> {
 }
 
 /// What a printed size says of the request: PyTorch asks the driver for whole segments. The same from 1.4 to 2.15
-/// (`c10/core/AllocatorConfig.h`): 2 MiB for up to 1 MiB, 20 MiB for up to 10 MiB, else the next 2 MiB.
+/// (`c10/core/AllocatorConfig.h`): 2 MiB for up to 1 MiB, 20 MiB for less than 10 MiB, else the next 2 MiB.
 fn request(measurement: &Measurement) -> Option<Fact> {
     let source = measurement.source.as_ref().filter(|source| source.format == FormatId::PytorchOom)?;
     let later = |version: &str| !matches!(version, "1.0" | "1.1" | "1.2" | "1.3");
@@ -360,14 +362,18 @@ fn request(measurement: &Measurement) -> Option<Fact> {
     let configurable = source.pytorch_to.is_none() || source.pytorch_to.as_deref() == Some("2.11");
     let (above, at_most, configurable) = match printed.get() {
         n if n == 2 * MIB => (Bytes::ZERO, Bytes(MIB), false),
-        n if n == 20 * MIB => (Bytes(MIB), Bytes(10 * MIB), configurable),
+        // Also what is just below 20 MiB and has a segment of its own size.
+        n if n == 20 * MIB => {
+            let or = Some([Bytes(18 * MIB), printed]);
+            return Some(Fact::Request { printed, above: Bytes(MIB), at_most: Bytes(10 * MIB), or, configurable });
+        }
         // Printed in GiB, the last digit is more than a segment's step.
         n if (10 * MIB..GIB).contains(&n) && reading.range.is_none_or(|[least, most]| most - least < 1 << 20) => {
             (Bytes(n.saturating_sub(2 * MIB)), printed, false)
         }
         _ => return None,
     };
-    Some(Fact::Request { printed, above, at_most, configurable })
+    Some(Fact::Request { printed, above, at_most, or: None, configurable })
 }
 
 /// A level figure that grows, warm-up left out. Peaks are level by nature and tell nothing here.

@@ -208,14 +208,19 @@ impl ReportCatalogue for English {
 
     fn fact(&self, fact: &Fact) -> String {
         match fact {
-            Fact::Request { printed, above, at_most, configurable } => {
-                let range = if above.is_zero() {
+            Fact::Request { printed, above, at_most, or, configurable } => {
+                let mut range = if above.is_zero() {
                     format!("at most {at_most}")
                 } else {
                     format!("more than {above} and at most {at_most}")
                 };
+                if let Some([above, at_most]) = or {
+                    range += &format!(", or more than {above} and at most {at_most}");
+                }
                 let more = if *configurable { "; since 2.11, large_segment_size_mb can change that" } else { "" };
-                format!("“Tried to allocate {printed}” is PyTorch’s segment: the tensor needs {range}{more}.")
+                format!(
+                    "“Tried to allocate {printed}” is PyTorch’s segment: by default the tensor needs {range}{more}."
+                )
             }
             Fact::Gap { bytes } => {
                 format!("{bytes} of the process are no cache of PyTorch’s: context, libraries, communication.")

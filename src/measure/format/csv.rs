@@ -88,7 +88,10 @@ impl LineReader for Csv {
             }
             self.finish(found);
         }
-        // A table of one column is a list of words.
+        // Few lines of a log are headers: the cheap test first. A table of one column is a list of words.
+        if !["mem", "Mem", "MEM", "vram", "VRAM", "alloc", "reserved"].iter().any(|word| text.contains(word)) {
+            return;
+        }
         let Some(delimiter) = [',', '\t', ';'].into_iter().find(|delimiter| text.contains(*delimiter)) else { return };
         if text.len() <= 4096 && !text.contains(['{', '}']) {
             let columns = split(text, delimiter);

@@ -128,13 +128,13 @@ fn opens(text: &str) -> bool {
 impl Messages {
     /// The stream of the line's process.
     fn stream(&mut self, line: &Line<'_>) -> usize {
-        // Most lines come from the process that wrote the line before.
-        let is = |stream: &Stream| stream.process == line.process;
+        // Launchers differ in how they write a rank, and most lines come from the process that wrote the line before.
+        let is = |stream: &Stream| stream.rank == line.rank && (line.rank.is_some() || stream.process == line.process);
         if !self.streams.get(self.last).is_some_and(is) {
             self.last = match self.streams.iter().position(is) {
                 Some(at) => at,
                 None if self.streams.len() < MOST_PROCESSES => {
-                    let process = line.process.to_owned();
+                    let process = line.rank.map_or_else(|| line.process.to_owned(), |rank| format!("rank {rank}"));
                     self.streams.push(Stream { process, rank: line.rank, text: String::new(), open: None });
                     self.streams.len() - 1
                 }
@@ -146,23 +146,26 @@ impl Messages {
 
     /// Reads every message of `text`.
     fn read(&mut self, text: &str, line: u64, process: &str, rank: Option<u32>) {
+        // Every mark once, in the order of the text; of those at one place the first kind.
+        let mut marks: Vec<(usize, usize, usize)> = Vec::new();
+        for (kind, Kind { marks: of_kind, .. }) in KINDS.iter().enumerate() {
+            for mark in *of_kind {
+                marks.extend(text.match_indices(mark).map(|(at, mark)| (at, kind, mark.len())));
+            }
+        }
+        marks.sort_unstable();
         let mut from = 0;
-        loop {
-            let next = KINDS
-                .iter()
-                .flat_map(|kind| {
-                    kind.marks.iter().filter_map(move |mark| Some((text[from..].find(mark)?, kind, mark.len())))
-                })
-                // The first of the text; of those at one place the first kind.
-                .min_by_key(|(at, ..)| *at);
-            let Some((at, kind, len)) = next else { break };
-            let at = from + at;
-            match (kind.read)(text, at) {
+        for (at, kind, len) in marks {
+            if at < from {
+                continue;
+            }
+            match (KINDS[kind].read)(text, at) {
                 Some((message, end)) => {
                     from = end.max(at + len);
-                    self.keep(message, kind.id, line, process, rank);
+                    self.keep(message, KINDS[kind].id, line, process, rank);
                 }
-                None => from = at + len,
+                // Another kind may know the same place.
+                None => from = at,
             }
         }
     }

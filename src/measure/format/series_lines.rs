@@ -5,8 +5,9 @@ use crate::measure::format::series::{Meaning, SeriesSet, is_step, meaning, train
 use crate::measure::format::text::{Cursor, Found, Line, LineReader, Size, Units, squeeze};
 use crate::measure::{FormatId, Measurement, ReadingName, Source, TierName, Unit};
 
-/// The longest dictionary that spans lines.
+/// The longest dictionary that spans lines, in bytes and in lines.
 const LONGEST: usize = 16 << 10;
+const MOST_LINES: u32 = 64;
 /// The most processes that are told apart.
 const MOST_PROCESSES: usize = 4096;
 
@@ -23,8 +24,9 @@ struct Process {
     set: SeriesSet,
     /// Entries so far: the step where the log has none.
     entries: i64,
-    /// The dictionary that has begun.
+    /// The dictionary that has begun, and its lines.
     open: String,
+    lines: u32,
     memory: Option<crate::measure::Reading>,
 }
 
@@ -53,6 +55,7 @@ impl LineReader for SeriesLines {
                     set: SeriesSet::new(self.asked),
                     entries: 0,
                     open: String::new(),
+                    lines: 0,
                     memory: None,
                 });
                 self.processes.len() - 1
@@ -72,6 +75,7 @@ impl LineReader for SeriesLines {
         } else {
             let start = line.text.find(['{']).unwrap_or(0);
             process.open = line.text[start..].to_owned();
+            process.lines = 0;
             process.take_open();
         }
     }
@@ -96,18 +100,18 @@ impl LineReader for SeriesLines {
 impl Process {
     /// Reads the open dictionary, where it is complete; gives it up where it cannot become one.
     fn take_open(&mut self) {
-        if !self.open.contains('}') {
-            // A trainer's dictionary over several lines has a key in its first.
-            let begun = self.open.trim_start_matches('{').trim_start();
-            if self.open.len() > LONGEST || !begun.starts_with(['"', '\'']) {
-                self.open.clear();
-            }
+        self.lines += 1;
+        let open = core::mem::take(&mut self.open);
+        if open.contains('}')
+            && let Some((entry, _)) = Literal::prefix(&open)
+        {
+            self.entry(&entry);
             return;
         }
-        let open = core::mem::take(&mut self.open);
-        if let Some((entry, _)) = Literal::prefix(&open) {
-            self.entry(&entry);
-        } else if open.len() <= LONGEST && open.matches('{').count() > open.matches('}').count() {
+        // A trainer's dictionary over several lines has a key in its first.
+        let begun = open.trim_start_matches('{').trim_start().starts_with(['"', '\'']);
+        let unfinished = open.matches('{').count() > open.matches('}').count();
+        if begun && unfinished && open.len() <= LONGEST && self.lines < MOST_LINES {
             self.open = open;
         }
     }
