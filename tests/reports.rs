@@ -542,11 +542,11 @@ fn the_messages_of_recorded_runs_add_up_and_say_the_request() {
             for fact in facts(found) {
                 if let (Fact::Request { above, at_most, or, .. }, true) = (fact, by_default) {
                     requests += 1;
-                    let ranges = [Some([above, at_most]), or].into_iter().flatten();
+                    let mut ranges = [Some([above, at_most]), or].into_iter().flatten();
                     let holds = |[above, at_most]: [vram_budget::units::Bytes; 2]| {
                         above.get() < bytes && bytes <= at_most.get()
                     };
-                    assert!(ranges.map(holds).any(|holds| holds), "{bytes} bytes: {message}");
+                    assert!(ranges.any(holds), "{bytes} bytes: {message}");
                 }
             }
         }

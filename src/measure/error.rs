@@ -42,9 +42,9 @@ pub enum ImportError {
         message: String,
     },
     /// It is known what the text is, and that is not read.
-    #[error("this is {what}, which is not read here")]
+    #[error("this is {what}")]
     NotRead {
-        /// What it is.
+        /// What it is, and what reads it.
         what: String,
     },
     /// Fields that are missing or wrong, all at once.

@@ -567,7 +567,7 @@ impl Catalogue for English {
             ImportError::TooLarge { bytes, limit } => {
                 format!("The text has {}; at most {} are read.", Bytes(*bytes), Bytes(*limit))
             }
-            ImportError::NotRead { what } => format!("This is {what}, which is not read here."),
+            ImportError::NotRead { what } => format!("This is {what}."),
             ImportError::Malformed { line, column: 0, message } => format!("Line {line}: {message}."),
             ImportError::Malformed { line, column, message } => format!("Line {line}, column {column}: {message}."),
             ImportError::Fields(issues) => {
