@@ -90,6 +90,8 @@ pub enum Note {
     MicroBatchesAlike,
     /// Some of the optimizer's states lie in managed memory, which the figures do not count.
     StatesPaged,
+    /// The step is compiled, and walked as if it were not.
+    Compiled,
     /// The allocator has not been replayed: allocated memory is at least what is said, reserved memory is not known.
     NotReplayed,
 }
@@ -388,6 +390,9 @@ fn quick_of(plan: &Plan, job: &Job, precision: Precision) -> Result<Estimate, Ve
     }
     if plan.recipe.optimizer.name.is_paged() {
         notes.push(Note::StatesPaged);
+    }
+    if plan.recipe.compile {
+        notes.push(Note::Compiled);
     }
     notes.extend(versions::notes(&plan.framework));
     Ok(Estimate {

@@ -140,7 +140,7 @@ struct Run {
 
 impl Run {
     fn verdict(&self, hardware: &Hardware) -> Verdict {
-        judge(&self.estimate.tiers, hardware, &self.plan.policy, self.plan.recipe.precision)
+        judge(&self.estimate.tiers, hardware, &self.plan.policy, &self.plan.recipe)
             .with_replay(self.estimate.on_card.as_ref())
     }
 }

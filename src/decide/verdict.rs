@@ -6,7 +6,7 @@ use crate::bill::{Instant, Tiers};
 use crate::estimate::OnCard;
 use crate::machine::Hardware;
 use crate::plan::Policy;
-use crate::recipe::Precision;
+use crate::recipe::{Precision, Recipe};
 use crate::units::Bytes;
 
 /// The four answers.
@@ -115,6 +115,8 @@ pub enum Fact {
     Precision,
     /// Which precision recipe: the articles' rule of thumb is not one that a framework runs.
     RealRecipe,
+    /// What a compiled step keeps and takes.
+    Compiled,
 }
 
 impl Verdict {
@@ -155,7 +157,7 @@ pub struct Numbers {
 /// impossible even without; between them, *tight*. In measured runs the smallest card on which a step completes lies
 /// between 1.00 and 1.27 × its allocated peak, so the allocated peak alone never proves a fit.
 #[must_use]
-pub fn judge(tiers: &Tiers, hardware: &Hardware, policy: &Policy, precision: Option<Precision>) -> Verdict {
+pub fn judge(tiers: &Tiers, hardware: &Hardware, policy: &Policy, recipe: &Recipe) -> Verdict {
     let allocated = tiers.allocated.peak_bytes;
     let reserved = tiers.reserved.as_ref().map(|t| t.peak_bytes);
     let context = hardware.context.as_ref().map(|c| c.bytes);
@@ -171,7 +173,7 @@ pub fn judge(tiers: &Tiers, hardware: &Hardware, policy: &Policy, precision: Opt
         in_use: hardware.in_use,
         usable: capacity.zip(context).map(|(all, c)| all.saturating_sub(in_use).saturating_sub(c)),
     };
-    let (kind, reason) = decide(&numbers, hardware.name.is_some() || capacity.is_some(), in_use, policy, precision);
+    let (kind, reason) = decide(&numbers, hardware.name.is_some() || capacity.is_some(), in_use, policy, recipe);
     Verdict { kind, reason, numbers }
 }
 
@@ -180,11 +182,14 @@ fn decide(
     gpu_named: bool,
     in_use: Bytes,
     policy: &Policy,
-    precision: Option<Precision>,
+    recipe: &Recipe,
 ) -> (VerdictKind, Reason) {
     let unknown = |fact| (VerdictKind::CannotTell, Reason::Unknown(fact));
-    if precision == Some(Precision::RuleOfThumb) {
+    if recipe.precision == Some(Precision::RuleOfThumb) {
         return unknown(Fact::RealRecipe);
+    }
+    if recipe.compile {
+        return unknown(Fact::Compiled);
     }
     let Some(capacity) = numbers.capacity else {
         return unknown(if gpu_named { Fact::Capacity } else { Fact::Gpu });

@@ -58,6 +58,9 @@ pub struct Recipe {
     /// tensor (`convert_to_float8_training`).
     #[serde(skip_serializing_if = "core::ops::Not::not")]
     pub float8: bool,
+    /// `torch.compile` in its default mode. The walk is the eager step's all the same: no verdict rests on it.
+    #[serde(skip_serializing_if = "core::ops::Not::not")]
+    pub compile: bool,
     /// An averaged copy of the weights, updated after every step; `None`: there is none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ema: Option<Ema>,
@@ -107,6 +110,7 @@ impl Default for Recipe {
             grad_accum: 1,
             lora: None,
             float8: false,
+            compile: false,
             ema: None,
             quantization: None,
             load: Load::Init,

@@ -324,6 +324,7 @@ impl Catalogue for English {
             Fact::Context => "how much the CUDA context takes on this GPU",
             Fact::Reserved => "how much the caching allocator reserves for this step",
             Fact::Precision => "which precision recipe you use, as the candidates differ",
+            Fact::Compiled => "what the compiled step keeps and takes, of which these figures are not",
             Fact::RealRecipe => "the precision recipe that the framework really runs; the rule of thumb is none",
         }
     }
@@ -387,6 +388,9 @@ impl Catalogue for English {
             }
             Note::MicroBatchesAlike => {
                 "The first micro-batches are walked; the further ones are taken to be as the last of them."
+            }
+            Note::Compiled => {
+                "torch.compile: these are the eager step’s figures. In ten steps cut by its partitioner, with nothing fused (PyTorch 2.15), forward kept 52 to 99 % of what eager keeps, and the peak was 96 to 152 % of eager’s: neither bounds your step."
             }
             Note::StatesPaged => {
                 "Large optimizer states lie in managed memory and are not counted: pages of it move to the GPU while there is room."

@@ -85,6 +85,9 @@ pub(crate) struct PlanArgs {
     /// Runs the products of linear layers in FP8, as torchao does eagerly
     #[arg(long, help_heading = "Recipe")]
     float8: bool,
+    /// Runs under torch.compile in its default mode: shown by the eager step, without a verdict
+    #[arg(long, help_heading = "Recipe")]
+    compile: bool,
     /// Keeps an averaged copy of the weights
     #[arg(long, value_parser = named::<Ema>(&["same", "float32", "bfloat16"]), help_heading = "Recipe")]
     ema: Option<Ema>,
@@ -379,6 +382,7 @@ impl PlanArgs {
         recipe.optimizer.in_backward |= self.optimizer_in_backward;
         replace(&mut recipe.optimizer.rank, self.optimizer_rank);
         recipe.float8 |= self.float8;
+        recipe.compile |= self.compile;
         replace(&mut recipe.ema, self.ema);
         set(&mut recipe.optimizer.scale_type, self.scale_type);
         replace(&mut recipe.attention, self.attention);
