@@ -48,6 +48,7 @@ dist: ## the folder dist/ to host, and dist/vram-budget.html to open from disk
 	scripts/tools.sh web
 	cargo fetch --locked --target wasm32-unknown-unknown
 	$(TRUNK) build --release --offline
+	node scripts/split.mjs
 	node scripts/single-file.mjs
 
 size: ## what the browser downloads, raw and compressed

@@ -69,6 +69,8 @@ export function browser() {
       await page.goto(path.includes("://") ? path : held.url + path);
       if (boot) {
         await page.locator("#verdict").waitFor();
+        // The other half of the program comes once the answer is drawn, and nothing after that.
+        await page.locator("html:not([data-partial])").waitFor();
         loaded = true;
       }
       return {

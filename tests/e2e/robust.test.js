@@ -123,6 +123,37 @@ test("it works offline once it has loaded", async () => {
   await close();
 });
 
+test("the first answer is drawn by the first half of the program alone", async () => {
+  // A stub that were called would wait for ever.
+  const { page, close } = await b.open({ boot: false, setup: (page) => page.route("**/rest-*.wasm", () => {}) });
+  assert.deepEqual(await answer(page), { verdict: "Does not fit", needed: 74.8 });
+  await page.waitForTimeout(500);
+  assert.equal(await page.evaluate(() => performance.getEntriesByType("resource").filter((e) => e.initiatorType === "xmlhttprequest").length), 0);
+  await close();
+});
+
+test("an input before the rest of the program is there waits for it", async () => {
+  const late = async (route) => {
+    await new Promise((done) => setTimeout(done, 1500));
+    await route.continue();
+  };
+  const { page, close } = await b.open({ boot: false, setup: (page) => page.route("**/rest-*.wasm", late) });
+  await page.locator("#verdict").waitFor();
+  await page.fill("#seq-len", "1024");
+  await page.selectOption("#gpu", "H200 SXM 141GB");
+  await page.waitForFunction(() => document.querySelector("#verdict").innerText === "Fits");
+  await close();
+});
+
+test("where the rest of the program cannot be had the inputs are kept", async () => {
+  const { page, close } = await b.open({ boot: false, setup: (page) => page.route("**/rest-*.wasm", (route) => route.abort()) });
+  await page.locator("#verdict").waitFor();
+  await page.evaluate(() => document.querySelector("#seq-len").dispatchEvent(new InputEvent("input", { bubbles: true })));
+  await page.locator("#panic").waitFor({ state: "visible" });
+  assert.equal(await page.locator("#panic-link").inputValue(), b.url);
+  await close({ expected: [/./] });
+});
+
 test("a program that does not start says so", async () => {
   const { page, close } = await b.open({ boot: false, setup: (page) => page.route("**/*.wasm", (route) => route.abort()) });
   await page.locator("#boot-failed").waitFor({ state: "visible" });

@@ -147,15 +147,17 @@ pub(crate) fn use_fragment(store: &Handle) {
     use_effect_with(store.0.outcome.shown.clone(), |shown| {
         let timer = shown.clone().map(|shown| {
             Timeout::new(URL_REST, move || {
-                let Some(wanted) = link::encode(shown.plan()) else { return };
-                let now = fragment();
-                // The example is what the bare address shows: no need to spell it out.
-                let bare = now.is_empty() && link::encode(&example()).as_ref() == Some(&wanted);
-                if now.strip_prefix('#') != Some(&wanted) && !bare {
-                    let url = format!("#{wanted}");
-                    let history = window().history();
-                    let _ = history.and_then(|h| h.replace_state_with_url(&JsValue::NULL, "", Some(&url)));
-                }
+                when_whole(move || {
+                    let Some(wanted) = link::encode(shown.plan()) else { return };
+                    let now = fragment();
+                    // The example is what the bare address shows: no need to spell it out.
+                    let bare = now.is_empty() && link::encode(&example()).as_ref() == Some(&wanted);
+                    if now.strip_prefix('#') != Some(&wanted) && !bare {
+                        let url = format!("#{wanted}");
+                        let history = window().history();
+                        let _ = history.and_then(|h| h.replace_state_with_url(&JsValue::NULL, "", Some(&url)));
+                    }
+                })
             })
         });
         move || drop(timer)
@@ -205,7 +207,7 @@ pub(crate) fn use_work(store: &Handle) {
         let done = Rc::new(Cell::new(false));
         if outcome.work.is_some() {
             let (rest, done) = (if outcome.is_refining() { DRAW_REST } else { PRICE_REST }, Rc::clone(&done));
-            later(rest, move || slice(outcome, done, dispatcher));
+            later(rest, move || when_whole(move || slice(outcome, done, dispatcher)));
         }
         move || done.set(true)
     });
@@ -223,6 +225,16 @@ fn slice(outcome: Outcome, over: Rc<Cell<bool>>, dispatcher: UseReducerDispatche
             later(0, move || slice(outcome, over, dispatcher));
             return;
         }
+    }
+}
+
+/// Runs `what` once the whole program is there, of which the boot script fetches a half after the first answer is drawn.
+fn when_whole(what: impl FnOnce() + 'static) {
+    let is_partial = || document().document_element().is_some_and(|root| root.has_attribute("data-partial"));
+    if is_partial() {
+        EventListener::once(&window(), "vram-budget:whole", move |_| what()).forget();
+    } else {
+        what();
     }
 }
 
