@@ -203,6 +203,10 @@ pub fn assumed_context(arch: Option<&str>) -> Sourced {
 /// # Errors
 /// [`IssueKind::UnknownName`] with names close to it, also when the name fits several rows.
 pub fn find(name: &str) -> Result<&'static Gpu, IssueKind> {
+    // Most ask by the name that they found here.
+    if let Some(gpu) = gpus().iter().find(|gpu| gpu.name == name) {
+        return Ok(gpu);
+    }
     let wanted = normalised(name);
     let all_names = |gpu: &'static Gpu| std::iter::once(&gpu.name).chain(&gpu.aliases);
     if let Some(gpu) = gpus().iter().find(|gpu| all_names(gpu).any(|n| normalised(n) == wanted)) {

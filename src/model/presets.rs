@@ -79,6 +79,10 @@ pub fn presets() -> &'static [Preset] {
 /// [`IssueKind::NotModelled`] for a model that is known and whose family is not modelled, [`IssueKind::UnknownName`]
 /// for any other.
 pub fn find(name: &str) -> Result<&'static Preset, IssueKind> {
+    // Most ask by the name that they found here.
+    if let Some(preset) = presets().iter().find(|p| p.name == name) {
+        return Ok(preset);
+    }
     let wanted = name.trim().to_ascii_lowercase();
     let is_wanted = |own: &str, hf_id: &str| {
         let hf_id = hf_id.to_ascii_lowercase();

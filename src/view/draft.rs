@@ -174,7 +174,8 @@ impl Draft {
     /// The names of the linear layers in the blocks of the model, each once; none where adapters are not modelled.
     #[must_use]
     pub fn linear_names(&self) -> Vec<&'static str> {
-        let Ok(read) = read_model(&self.read().0.model) else { return Vec::new() };
+        let config = self.config.as_deref().and_then(|text| read_config(text).ok()).map(ModelSource::Config);
+        let Ok(read) = read_model(config.as_ref().unwrap_or(&self.choices.model)) else { return Vec::new() };
         let mut names: Vec<&'static str> = Vec::new();
         for name in read.model.linear_names().into_iter().flatten() {
             // The output head is none of the blocks; peft's `all-linear` leaves it out too.

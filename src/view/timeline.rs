@@ -1,7 +1,5 @@
 //! Memory through one step as a picture: stacked areas over the order of events.
 
-use std::fmt::Write;
-
 use crate::bill::{Instant, Part, PartBytes};
 use crate::decide::Decision;
 use crate::text::{Catalogue, Label, Msg};
@@ -17,7 +15,8 @@ const ROOM: f64 = 7.0;
 /// The picture.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Timeline {
-    /// One area per part, in the order of [`Part::ALL`]: the `d` of its path.
+    /// One area per part, in the order of [`Part::ALL`]: the `d` of its path. It reaches down to the foot; to be drawn from
+    /// the last to the first.
     pub areas: Vec<(Part, String)>,
     /// The axis's ticks: height in percent from the top, and the label.
     pub ticks: Vec<(f64, String)>,
@@ -53,19 +52,8 @@ impl Timeline {
             .into_iter()
             .filter(|part| points.iter().any(|point| point.parts.get(*part) > Bytes::ZERO))
             .map(|part| {
-                let below =
-                    |parts: &PartBytes| -> f64 { parts.0.iter().take(part as usize).map(|bytes| bytes.as_f64()).sum() };
-                let mut d = String::new();
-                // Along the top from left to right, and back along the bottom.
-                for (i, point) in points.iter().enumerate() {
-                    let above = below(&point.parts) + point.parts.get(part).as_f64();
-                    let _ = write!(d, "{}{:.1} {:.1}", if i == 0 { 'M' } else { 'L' }, x(point.at), y(above));
-                }
-                for point in points.iter().rev() {
-                    let _ = write!(d, "L{:.1} {:.1}", x(point.at), y(below(&point.parts)));
-                }
-                d.push('Z');
-                (part, d)
+                let height = |parts: &PartBytes| parts.0.iter().take(part as usize + 1).map(|b| b.as_f64()).sum();
+                (part, path(points.iter().map(|point| (whole(x(point.at)), whole(y(height(&point.parts)))))))
             })
             .collect();
         let begins: Vec<(f64, Instant)> = Instant::ALL
@@ -106,6 +94,47 @@ impl Timeline {
     }
 }
 
+/// A coordinate in whole steps of a thousandth of the picture, which is finer than it is drawn.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "rounded, and within the picture")]
+fn whole(at: f64) -> u32 {
+    at.clamp(0.0, SIDE).round() as u32
+}
+
+/// The `d` of the area below a line.
+fn path(line: impl Iterator<Item = (u32, u32)>) -> String {
+    const FOOT: u32 = 1000;
+    let mut d = String::from("M0 ");
+    push(&mut d, FOOT);
+    let mut last = (0, FOOT);
+    for (x, y) in line {
+        // Most steps change one of the two; formatting by the library would take longer than the walk.
+        let (command, from) = match (x == last.0, y == last.1) {
+            (true, true) => continue,
+            (false, true) => ('H', None),
+            (true, false) => ('V', None),
+            (false, false) => ('L', Some(x)),
+        };
+        d.push(command);
+        if let Some(x) = from {
+            push(&mut d, x);
+            d.push(' ');
+        }
+        push(&mut d, if command == 'H' { x } else { y });
+        last = (x, y);
+    }
+    d.push('V');
+    push(&mut d, FOOT);
+    d.push('Z');
+    d
+}
+
+fn push(d: &mut String, n: u32) {
+    if n >= 10 {
+        push(d, n / 10);
+    }
+    d.extend(char::from_digit(n % 10, 10));
+}
+
 /// The top of an axis that holds `gib`, and the distance of its ticks: 1, 2 or 5 × a power of ten, three to six of them.
 fn axis(gib: f64) -> (f64, f64) {
     let rough = (gib / 4.0).max(1e-6);
@@ -123,6 +152,12 @@ fn as_f64(n: u64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_area_lies_below_its_line() {
+        let line = [(0, 400), (10, 400), (10, 250), (10, 250), (1000, 0)];
+        assert_eq!(path(line.into_iter()), "M0 1000V400H10V250L1000 0V1000Z");
+    }
 
     #[test]
     fn axes_end_on_a_tick_above_the_figure() {

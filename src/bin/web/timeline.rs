@@ -74,7 +74,7 @@ fn plot(picture: &Timeline) -> Html {
             { for picture.ticks.iter().map(tick) }
             <svg x="0" y={ABOVE.to_string()} width="100%" height={HEIGHT.to_string()}
                 viewBox={format!("0 0 {SIDE} {SIDE}")} preserveAspectRatio="none">
-                { for picture.areas.iter().map(area) }
+                { for picture.areas.iter().rev().map(area) }
             </svg>
             { for picture.phases.iter().map(phase) }
             if let Some((at, label)) = &picture.card {
