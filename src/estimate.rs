@@ -15,11 +15,11 @@ use crate::model::{Model, ModelSource, ReadModel, presets, read_config};
 use crate::plan::{Framework, Plan, Version};
 use crate::recipe::{LigerKernel, Loss, Method, Precision, SdpaBackend};
 use crate::rule_of_thumb::{Thumb, rule_of_thumb};
-use crate::step::capacity::{SmallestCard, completes, smallest_card};
+use crate::step::capacity::{SmallestCard, smallest_card};
 use crate::step::ops::FLOAT8_MULTIPLE;
 use crate::step::readings::Readings;
 use crate::step::repeat::over_layers;
-use crate::step::replay::{Failure, replay};
+use crate::step::replay::replay;
 use crate::step::tape::Device;
 use crate::step::tensor::Table;
 use crate::step::train::{Steps, TooLarge, Walk, tables, walk, walk_short, walk_steady};
@@ -334,20 +334,7 @@ pub fn device(capability: Option<Capability>) -> (Device, bool) {
 /// # Errors
 /// Every issue of the plan, one per field.
 pub fn estimate(plan: &Plan) -> Result<Estimate, Vec<Issue>> {
-    let job = Job::of(plan)?;
-    let precision = plan.recipe.precision.unwrap_or(Precision::AmpBf16);
-    if precision == Precision::RuleOfThumb {
-        return Ok(rule_of_thumb(Thumb::of(plan, job.model.as_ref())));
-    }
-    let walk = job.walk_short(plan, precision)?;
-    let config = job.config(plan);
-    // Without a limit nothing can fail, save a request beyond what PyTorch itself accepts.
-    let readings = replay(&walk, &config).map_err(|_| vec![Issue::new("recipe", IssueKind::TooLarge)])?;
-    let readings = parted(readings, plan, &job, precision);
-    let on_card = on_card(&walk, &config, &readings, &job.hardware, plan);
-    let quick = quick_of(plan, &job, precision)?;
-    let tiers = tiers(&readings, &job.hardware, plan);
-    Ok(Estimate { tiers, readings: Some(readings), on_card, ..quick })
+    Slices::of(plan)?.finish()
 }
 
 /// The walk alone: the bill and the requested peak of a steady step, exact. Allocated memory is at least that; nothing is
@@ -424,26 +411,6 @@ pub fn usable(hardware: &Hardware) -> Option<Bytes> {
     Some(hardware.capacity.as_ref()?.bytes.saturating_sub(taken))
 }
 
-fn on_card(walk: &Walk, config: &Config, readings: &Readings, hardware: &Hardware, plan: &Plan) -> Option<OnCard> {
-    let usable_bytes = usable_beside(plan, hardware)?;
-    if readings.highest_reserved() <= usable_bytes {
-        return Some(OnCard::Completes { usable_bytes });
-    }
-    Some(outcome(usable_bytes, completes(walk, config, usable_bytes)))
-}
-
-fn outcome(usable_bytes: Bytes, result: Result<(), Box<Failure>>) -> OnCard {
-    match result {
-        Ok(()) => OnCard::Completes { usable_bytes },
-        Err(failure) => OnCard::RunsOut {
-            usable_bytes,
-            step: failure.step.map_or(0, |s| s + 1),
-            instant: failure.instant,
-            tried: failure.error.tried,
-        },
-    }
-}
-
 /// The smallest card for a plan: what a device must give to the caching allocator for its step to complete.
 ///
 /// # Errors
@@ -461,7 +428,8 @@ pub fn smallest_card_of(plan: &Plan) -> Result<SmallestCard, Vec<Issue>> {
 /// Unique parameters, tied ones once.
 #[must_use]
 pub fn parameter_count(model: &dyn Model) -> u64 {
-    over_layers(model, &|model| model.parameters().iter().filter_map(|p| p.shape.numel()).sum())
+    let [all] = over_layers(model, &|model| [model.parameters().iter().filter_map(|p| p.shape.numel()).sum()]);
+    all
 }
 
 fn sources(plan: &Plan) -> Sources {

@@ -1,26 +1,14 @@
 //! An estimate in slices, for a front end that must draw and listen in between.
 
-use super::{Estimate, Job, OnCard, Thumb, outcome, parted, quick_of, rule_of_thumb, tiers, too_large, usable_beside};
+use super::{Estimate, Job, OnCard, Thumb, parted, quick_of, rule_of_thumb, tiers, too_large, usable_beside};
 use crate::allocator::Config;
 use crate::issue::Issue;
 use crate::plan::Plan;
 use crate::recipe::Precision;
-use crate::step::log::Event;
 use crate::step::readings::Readings;
-use crate::step::replay::{Replay, written_out};
+use crate::step::replay::{Failure, Replay};
 use crate::step::train::{TooLarge, Walk};
 use crate::units::Bytes;
-
-/// A walk and how far it has been replayed.
-#[derive(Debug)]
-struct InHand {
-    walk: Walk,
-    /// Its events, every layer written out.
-    all: Vec<(u32, Event)>,
-    replay: Replay,
-    /// The next event.
-    at: usize,
-}
 
 /// An [`super::estimate`] that is not finished.
 #[derive(Debug)]
@@ -30,7 +18,7 @@ pub struct Slices {
     precision: Precision,
     config: Config,
     /// The replay in hand; none before the first slice.
-    replay: Option<InHand>,
+    replay: Option<(Walk, Replay)>,
     /// What the replay without a limit read, and the card's limit: then the replay is the one on the card.
     read: Option<(Readings, Bytes)>,
 }
@@ -53,6 +41,18 @@ impl Slices {
         &self.plan
     }
 
+    /// All that is left of it at once.
+    ///
+    /// # Errors
+    /// Every issue of the plan, one per field.
+    pub fn finish(mut self) -> Result<Estimate, Vec<Issue>> {
+        loop {
+            if let Some(estimate) = self.advance(usize::MAX)? {
+                return Ok(estimate);
+            }
+        }
+    }
+
     /// Goes on by one slice: the walk, or `events` of a replay. The estimate, once nothing is left.
     ///
     /// # Errors
@@ -61,16 +61,15 @@ impl Slices {
         if self.precision == Precision::RuleOfThumb {
             return Ok(Some(rule_of_thumb(Thumb::of(&self.plan, self.job.model.as_ref()))));
         }
-        let Some(InHand { walk, all, mut replay, at }) = self.replay.take() else {
+        let Some((walk, mut replay)) = self.replay.take() else {
             let walk = self.job.walk_short(&self.plan, self.precision)?;
-            let (all, replay) = (written_out(&walk), Replay::new(&walk, &self.config));
-            self.replay = Some(InHand { walk, all, replay, at: 0 });
+            let replay = Replay::new(&walk, &self.config);
+            self.replay = Some((walk, replay));
             return Ok(None);
         };
-        let end = at.saturating_add(events).min(all.len());
-        let advanced = replay.advance(&walk, all.get(at..end).unwrap_or_default());
-        if advanced.is_ok() && end < all.len() {
-            self.replay = Some(InHand { walk, all, replay, at: end });
+        let advanced = replay.advance(&walk, events);
+        if matches!(advanced, Ok(false)) {
+            self.replay = Some((walk, replay));
             return Ok(None);
         }
         if let Some((readings, usable_bytes)) = self.read.take() {
@@ -87,7 +86,7 @@ impl Slices {
         // What is reserved without a limit is more than the card has: only a replay on it can tell.
         let limited = Config { total_bytes: Some(usable_bytes), ..self.config.clone() };
         let replay = Replay::new(&walk, &limited);
-        self.replay = Some(InHand { walk, all, replay, at: 0 });
+        self.replay = Some((walk, replay));
         self.read = Some((readings, usable_bytes));
         Ok(None)
     }
@@ -96,5 +95,18 @@ impl Slices {
         let quick = quick_of(&self.plan, &self.job, self.precision)?;
         let tiers = tiers(&readings, &self.job.hardware, &self.plan);
         Ok(Estimate { tiers, readings: Some(readings), on_card, ..quick })
+    }
+}
+
+/// What a replay on a card with `usable_bytes` says.
+fn outcome(usable_bytes: Bytes, result: Result<bool, Box<Failure>>) -> OnCard {
+    match result {
+        Ok(_) => OnCard::Completes { usable_bytes },
+        Err(failure) => OnCard::RunsOut {
+            usable_bytes,
+            step: failure.step.map_or(0, |s| s + 1),
+            instant: failure.instant,
+            tried: failure.error.tried,
+        },
     }
 }

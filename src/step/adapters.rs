@@ -112,10 +112,7 @@ fn is_module(parameter: &str, module: &str) -> bool {
 pub(crate) fn trained_shapes(model: &dyn Model, recipe: &Recipe) -> Vec<Shape> {
     match &recipe.lora {
         Some(lora) => adapter_shapes(model, lora),
-        None => {
-            let parameters = model.parameters();
-            trained_parameters(model, recipe).into_iter().map(|at| parameters[at].shape).collect()
-        }
+        None => trained_parameters(model, recipe).into_iter().map(|(_, shape)| shape).collect(),
     }
 }
 

@@ -104,13 +104,13 @@ impl fmt::Debug for Node {
 }
 
 impl Node {
-    fn new(sequence: u64, scope: &'static str, layer: u32, edges: Edges, gathers: Option<Rc<Gradient>>) -> Self {
+    fn new(sequence: u64, gathers: Option<Rc<Gradient>>) -> Self {
         Self {
             sequence,
-            scope,
-            layer,
+            scope: "",
+            layer: 0,
             apply: RefCell::new(None),
-            edges: RefCell::new(edges),
+            edges: RefCell::default(),
             first: RefCell::new(Output { shape: Shape::new(&[]), dtype: Dtype::F32, gradient: None }),
             others: RefCell::default(),
             gathers,
@@ -121,9 +121,14 @@ impl Node {
         }
     }
 
+    /// A node for an operation to come.
+    pub(crate) fn unused() -> Rc<Self> {
+        Rc::new(Self::new(0, None))
+    }
+
     /// The node that gathers a parameter's gradient. It runs as soon as it is ready: its sequence number is the highest.
     pub(crate) fn accumulate(grad: Rc<Gradient>, shape: Shape, dtype: Dtype) -> Rc<Self> {
-        let node = Self::new(u64::MAX, "", 0, Edges::default(), Some(grad));
+        let node = Self::new(u64::MAX, Some(grad));
         *node.first.borrow_mut() = Output { shape, dtype, gradient: None };
         Rc::new(node)
     }
@@ -172,9 +177,13 @@ impl Recorder {
             for (edge, input) in edges.iter_mut().zip(inputs) {
                 *edge = input.edge();
             }
-            let node = Node::new(tape.next_sequence(), tape.scope_name(), tape.layer(), edges, None);
-            node.dtensor.set(tape.runs_on_dtensors());
-            Rc::new(node)
+            let mut node = tape.unused_node();
+            if let Some(own) = Rc::get_mut(&mut node) {
+                (own.sequence, own.scope, own.layer) = (tape.next_sequence(), tape.scope_name(), tape.layer());
+                own.edges = RefCell::new(edges);
+                own.dtensor.set(tape.runs_on_dtensors());
+            }
+            node
         });
         Self { tape: tape.clone(), node }
     }
@@ -328,6 +337,9 @@ fn run(tape: &Tape, roots: Vec<(Edge, Tensor)>) {
             }
         }
         tape.set_scope(before);
+        if Rc::strong_count(&node) == 1 {
+            tape.put_back_node(node);
+        }
     }
 }
 

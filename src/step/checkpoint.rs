@@ -26,8 +26,9 @@ pub enum Saved {
     Tensor(Tensor),
     /// A place among a checkpointed layer's saved tensors, and what says that it is still wanted.
     Packed(Rc<Frame>, usize, Rc<()>),
-    /// A copy in host memory; each time it is asked for, a new copy on the device.
-    Host(Shape, Dtype),
+    /// A copy in host memory; each time it is asked for, a new copy on the device. Boxed: every backward holds a few of
+    /// these, and hardly any is of this kind.
+    Host(Box<(Shape, Dtype)>),
 }
 
 impl Saved {
@@ -68,7 +69,7 @@ impl Saved {
                 // What does not lie densely is made contiguous on the device before it is copied (`copy_kernel_cuda`).
                 let dense = tensor.shape().is_dense();
                 drop((!dense).then(|| tape.temp(tensor.shape().contiguous(), tensor.dtype(), "copy for the host")));
-                Self::Host(tensor.shape().like(), tensor.dtype())
+                Self::Host(Box::new((tensor.shape().like(), tensor.dtype())))
             }
         }
     }
@@ -82,7 +83,7 @@ impl Saved {
                 frame.recompute(tape);
                 frame.recomputed.borrow_mut().get_mut(*place).and_then(Option::take)
             }
-            Self::Host(shape, dtype) => Some(tape.empty(*shape, *dtype, Part::Activations, "copy from the host")),
+            Self::Host(host) => Some(tape.empty(host.0, host.1, Part::Activations, "copy from the host")),
         }
     }
 }

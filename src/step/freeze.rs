@@ -4,6 +4,7 @@ use crate::issue::{Issue, IssueKind};
 use crate::model::family::Model;
 use crate::recipe::Recipe;
 use crate::step::load;
+use crate::step::shape::Shape;
 use crate::step::tensor::Tensor;
 
 /// Whether the parameter `name` is the one that `prefix` names, or lies in the module of that name.
@@ -21,11 +22,12 @@ pub(crate) fn frozen(model: &dyn Model, recipe: &Recipe) -> Vec<bool> {
 }
 
 /// The parameters of the model itself that are trained where there are no adapters, by position.
-pub(crate) fn trained_parameters(model: &dyn Model, recipe: &Recipe) -> Vec<usize> {
+pub(crate) fn trained_parameters(model: &dyn Model, recipe: &Recipe) -> Vec<(usize, Shape)> {
     let frozen = frozen(model, recipe);
     let untrained = model.untrained().filter(|_| !load::loads(recipe));
-    let is_trained = |at: &usize| untrained != Some(*at) && frozen.get(*at) != Some(&true);
-    (0..model.parameters().len()).filter(is_trained).collect()
+    let is_trained = |at: usize| untrained != Some(at) && frozen.get(at) != Some(&true);
+    let all = model.parameters().into_iter().map(|p| p.shape).enumerate();
+    all.filter(|(at, _)| is_trained(*at)).collect()
 }
 
 /// Freezes what the recipe names; returns the others, which are trained.

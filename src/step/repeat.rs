@@ -69,18 +69,20 @@ pub(crate) fn is_repeatable(walk: &Walk) -> bool {
     like_middle(middle - 1) && like_middle(middle + 1)
 }
 
-/// A sum over a model's parameters; of layers that are all alike one is counted for all of them.
-pub(crate) fn over_layers(model: &dyn Model, sum: &dyn Fn(&dyn Model) -> u64) -> u64 {
+/// Sums over a model's parameters; of layers that are all alike one is counted for all of them.
+pub(crate) fn over_layers<const N: usize>(model: &dyn Model, sums: &dyn Fn(&dyn Model) -> [u64; N]) -> [u64; N] {
     if let (Some(one), Some(two), Some(further)) =
         (model.with_layers(1), model.with_layers(2), model.layers().checked_sub(2))
     {
-        let (one, two) = (sum(one.as_ref()), sum(two.as_ref()));
-        return two.saturating_add(two.saturating_sub(one).saturating_mul(further));
+        let (one, two) = (sums(one.as_ref()), sums(two.as_ref()));
+        let whole = |at: usize| two[at].saturating_add(two[at].saturating_sub(one[at]).saturating_mul(further));
+        return core::array::from_fn(whole);
     }
-    sum(model)
+    sums(model)
 }
 
 /// Where the tensors of a short walk lie in the long one.
+#[derive(Debug)]
 struct Places {
     middle: u32,
     repeats: u32,
@@ -155,14 +157,9 @@ pub fn expand(short: &Walk) -> Walk {
             tensors[places.shifted(id, shift) as usize] = TensorInfo { layer: layer + shift, ..*info };
         }
     }
-    let mut events = Vec::new();
-    let written: Result<(), core::convert::Infallible> = visit(short, &mut |_, event| {
-        events.push(event);
-        Ok(())
-    });
-    match written {
-        Ok(()) => Walk { events, tensors, repeats: 0, middle: 0 },
-    }
+    let mut cursor = Cursor::of(short);
+    let events = core::iter::from_fn(|| cursor.next(short)).map(|(_, event)| event).collect();
+    Walk { events, tensors, repeats: 0, middle: 0 }
 }
 
 /// For how many tensors `info` stands.
@@ -177,72 +174,85 @@ pub(crate) fn storages(walk: &Walk) -> usize {
 
 /// Goes through the events of the walk with every layer written out. Beside an event about a storage, whose number there
 /// it has, stands the storage's number in the short walk.
-pub(crate) fn visit<E>(walk: &Walk, see: &mut impl FnMut(u32, Event) -> Result<(), E>) -> Result<(), E> {
-    if walk.repeats == 0 {
-        for event in &walk.events {
-            see(event.storage().unwrap_or_default(), *event)?;
-        }
-        return Ok(());
-    }
-    let places = Places::new(walk);
-    let middle = places.middle;
-    let mut previous = 0;
-    for (layer, stretch) in Stretches::of(&walk.events) {
-        // Backward goes from the last layer to the first.
-        let down = previous > middle;
-        let shifts = places.shifts(layer);
-        for n in shifts.clone() {
-            let shift = if down { shifts.end - 1 - (n - shifts.start) } else { n };
-            see(0, Event::Layer(if layer == 0 { 0 } else { layer + shift }))?;
-            for event in stretch {
-                let Some(id) = event.storage() else {
-                    see(0, *event)?;
-                    continue;
-                };
-                if layer != 0 {
-                    see(id, event.about(places.shifted(id, shift)))?;
-                    continue;
-                }
-                // What is said outside of the layers of the middle one holds for every layer that it stands for.
-                for shift in places.shifts(places.of[id as usize].0) {
-                    see(id, event.about(places.shifted(id, shift)))?;
-                }
-            }
-        }
-        if layer != 0 {
-            previous = layer;
-        }
-    }
-    Ok(())
-}
-
-/// The events of one layer in a row, with the layer.
-struct Stretches<'a> {
+#[derive(Debug)]
+pub(crate) struct Cursor {
+    /// None where every layer is written out.
+    places: Option<Places>,
+    /// The next event of the short walk, in the events of one layer in a row.
+    at: usize,
+    stretch: Range<usize>,
     layer: u32,
-    rest: &'a [Event],
+    /// By how many layers the stretch is shifted now, and the further times that it comes.
+    shift: u32,
+    turns: Range<u32>,
+    /// Whether the layers go by from the last to the first, as in backward.
+    down: bool,
+    /// What is said outside of the layers of the middle one holds for every layer that it stands for.
+    further: Range<u32>,
 }
 
-impl<'a> Stretches<'a> {
-    fn of(events: &'a [Event]) -> Self {
-        Self { layer: 0, rest: events }
-    }
-}
-
-impl<'a> Iterator for Stretches<'a> {
-    type Item = (u32, &'a [Event]);
-
-    fn next(&mut self) -> Option<Self::Item> {
-        while !self.rest.is_empty() {
-            let end = self.rest.iter().position(|e| matches!(e, Event::Layer(_))).unwrap_or(self.rest.len());
-            let (layer, stretch) = (self.layer, &self.rest[..end]);
-            self.rest = &self.rest[end..];
-            if let Some((Event::Layer(next), rest)) = self.rest.split_first() {
-                (self.layer, self.rest) = (*next, rest);
-            }
-            if !stretch.is_empty() {
-                return Some((layer, stretch));
-            }
+impl Cursor {
+    pub(crate) fn of(walk: &Walk) -> Self {
+        Self {
+            places: (walk.repeats > 0).then(|| Places::new(walk)),
+            at: 0,
+            stretch: 0..0,
+            layer: 0,
+            shift: 0,
+            turns: 0..0,
+            down: false,
+            further: 0..0,
         }
-        None
+    }
+
+    /// The next event of `walk`, which is the one that the cursor was made for.
+    pub(crate) fn next(&mut self, walk: &Walk) -> Option<(u32, Event)> {
+        let Some(places) = &self.places else {
+            let event = *walk.events.get(self.at)?;
+            self.at += 1;
+            return Some((event.storage().unwrap_or_default(), event));
+        };
+        loop {
+            if self.at < self.stretch.end {
+                let event = walk.events[self.at];
+                let Some(id) = event.storage() else {
+                    self.at += 1;
+                    return Some((0, event));
+                };
+                if self.layer != 0 {
+                    self.at += 1;
+                    return Some((id, event.about(places.shifted(id, self.shift))));
+                }
+                if self.further.is_empty() {
+                    self.further = places.shifts(places.of[id as usize].0);
+                }
+                let shift = self.further.next()?;
+                self.at += usize::from(self.further.is_empty());
+                return Some((id, event.about(places.shifted(id, shift))));
+            }
+            if let Some(turn) = self.turns.next() {
+                self.at = self.stretch.start;
+                let shifts = places.shifts(self.layer);
+                self.shift = if self.down { shifts.end - 1 - (turn - shifts.start) } else { turn };
+                let layer = if self.layer == 0 { 0 } else { self.layer + self.shift };
+                return Some((0, Event::Layer(layer)));
+            }
+            let rest = walk.events.get(self.stretch.end..)?;
+            let layers = rest.iter().map_while(|event| if let Event::Layer(l) = event { Some(*l) } else { None });
+            let before = self.layer;
+            let start = self.stretch.end
+                + layers.fold(0, |n, layer| {
+                    self.layer = layer;
+                    n + 1
+                });
+            let stretch = walk.events.get(start..).filter(|rest| !rest.is_empty())?;
+            let length = stretch.iter().position(|e| matches!(e, Event::Layer(_))).unwrap_or(stretch.len());
+            self.stretch = start..start + length;
+            if before != 0 {
+                self.down = before > places.middle;
+            }
+            self.at = self.stretch.end;
+            self.turns = places.shifts(self.layer);
+        }
     }
 }

@@ -9,7 +9,7 @@ use crate::step::parallel::BUCKETS;
 use crate::step::readings::{
     EvalReadings, Holder, LoadReadings, MicroReadings, PhaseReadings, PrepareReadings, Readings, StepReadings,
 };
-use crate::step::repeat::{copies, storages, visit};
+use crate::step::repeat::{Cursor, copies, storages};
 use crate::step::train::Walk;
 use crate::units::Bytes;
 
@@ -30,24 +30,15 @@ pub struct Failure {
 /// [`Failure`] where the device is too small.
 pub fn replay(walk: &Walk, config: &Config) -> Result<Readings, Box<Failure>> {
     let mut run = Replay::new(walk, config);
-    visit(walk, &mut |short, event| run.apply(walk, short, event))?;
+    while !run.advance(walk, usize::MAX)? {}
     Ok(run.finish())
-}
-
-/// The events of a walk with every layer written out, each with the number in the walk of the storage it is about.
-#[must_use]
-pub fn written_out(walk: &Walk) -> Vec<(u32, Event)> {
-    let mut all = Vec::new();
-    let Ok(()) = visit(walk, &mut |short, event| {
-        all.push((short, event));
-        Ok::<(), core::convert::Infallible>(())
-    });
-    all
 }
 
 /// A replay that can pause between two events, for a front end that must not stand still.
 #[derive(Debug)]
 pub struct Replay {
+    /// How far it has come.
+    cursor: Cursor,
     allocator: Allocator,
     /// By storage, every layer written out.
     blocks: Vec<BlockId>,
@@ -76,6 +67,7 @@ impl Replay {
     pub fn new(walk: &Walk, config: &Config) -> Self {
         let storages = storages(walk);
         Self {
+            cursor: Cursor::of(walk),
             allocator: Allocator::new(config),
             blocks: vec![BlockId::NULL; storages],
             parts: vec![None; storages],
@@ -92,12 +84,16 @@ impl Replay {
         }
     }
 
-    /// Replays the next `events` of [`written_out`] `walk`, which is the one it was made for.
+    /// Replays the next `events` of `walk`, which is the one it was made for. True once none is left.
     ///
     /// # Errors
     /// [`Failure`] where the device is too small; the replay is then over.
-    pub fn advance(&mut self, walk: &Walk, events: &[(u32, Event)]) -> Result<(), Box<Failure>> {
-        events.iter().try_for_each(|(short, event)| self.apply(walk, *short, *event))
+    pub fn advance(&mut self, walk: &Walk, events: usize) -> Result<bool, Box<Failure>> {
+        for _ in 0..events {
+            let Some((short, event)) = self.cursor.next(walk) else { return Ok(true) };
+            self.apply(walk, short, event)?;
+        }
+        Ok(false)
     }
 
     /// What was read, once no event is left.

@@ -36,6 +36,31 @@ impl core::fmt::Debug for Pinned {
     }
 }
 
+/// Memory for what a walk makes by the thousand: records of tensors that are gone and nodes that have run. It goes from
+/// walk to walk.
+#[derive(Debug, Default)]
+struct Spare {
+    records: Vec<Rc<Impl>>,
+    nodes: Vec<Rc<Node>>,
+}
+
+thread_local! {
+    static SPARE: RefCell<Spare> = RefCell::default();
+}
+
+/// How much is kept, which is plenty for a short walk.
+const MAX_SPARE: usize = 2048;
+
+impl Drop for State {
+    fn drop(&mut self) {
+        let mut spare = self.spare.take();
+        spare.records.truncate(MAX_SPARE);
+        spare.nodes.truncate(MAX_SPARE);
+        // Where the thread ends there is no next walk.
+        let _ = SPARE.try_with(|kept| kept.replace(spare));
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct State {
     pub(crate) log: Log,
@@ -74,8 +99,7 @@ pub(crate) struct State {
     backward_thread: Cell<bool>,
     /// What cuBLAS keeps per thread, and what cuBLASLt keeps beside it.
     workspaces: RefCell<[Option<Tensor>; 4]>,
-    /// Records of tensors that are gone, for the next ones.
-    records: RefCell<Vec<Rc<Impl>>>,
+    spare: RefCell<Spare>,
     /// What takes a record's place in a tensor that goes.
     blank: Rc<Impl>,
 }
@@ -123,7 +147,7 @@ impl Tape {
             training: Cell::new(true),
             backward_thread: Cell::new(false),
             workspaces: RefCell::default(),
-            records: RefCell::new(Vec::with_capacity(512)),
+            spare: RefCell::new(SPARE.take()),
             blank: Impl::unused(),
         }))
     }
@@ -212,13 +236,23 @@ impl Tape {
 
     /// A record for a tensor.
     pub(crate) fn unused_record(&self) -> Rc<Impl> {
-        self.0.records.borrow_mut().pop().unwrap_or_else(Impl::unused)
+        self.0.spare.borrow_mut().records.pop().unwrap_or_else(Impl::unused)
     }
 
     /// Takes back the record of a tensor that goes.
     pub(crate) fn put_back(&self, record: &mut Rc<Impl>) {
         let record = core::mem::replace(record, self.0.blank.clone());
-        self.0.records.borrow_mut().push(record);
+        self.0.spare.borrow_mut().records.push(record);
+    }
+
+    /// A node that nothing refers to.
+    pub(crate) fn unused_node(&self) -> Rc<Node> {
+        self.0.spare.borrow_mut().nodes.pop().unwrap_or_else(Node::unused)
+    }
+
+    /// Takes back a node that has run and that nothing refers to.
+    pub(crate) fn put_back_node(&self, node: Rc<Node>) {
+        self.0.spare.borrow_mut().nodes.push(node);
     }
 
     /// A temporary.

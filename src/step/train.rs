@@ -127,6 +127,15 @@ fn layers_are_alike(recipe: &Recipe) -> bool {
     recipe.checkpointing.recomputes_one_in().unwrap_or(1) == 1 && !freeze::tells_layers_apart(recipe)
 }
 
+/// Sums over a model's parameters that depend on how the recipe treats them.
+pub(crate) fn over_treated<const N: usize>(
+    model: &dyn Model,
+    recipe: &Recipe,
+    sums: &dyn Fn(&dyn Model) -> [u64; N],
+) -> [u64; N] {
+    if layers_are_alike(recipe) { over_layers(model, sums) } else { sums(model) }
+}
+
 /// What a few layers cannot tell of the whole model.
 struct Whole {
     /// Trained tensors.
@@ -139,16 +148,17 @@ struct Whole {
 
 impl Whole {
     fn of(model: &dyn Model, recipe: &Recipe, precision: Precision) -> Self {
-        let trained = |model: &dyn Model| Self::of_shapes(adapters::trained_shapes(model, recipe).iter());
-        let count = |of: &dyn Fn(&dyn Model) -> u64| {
-            if layers_are_alike(recipe) { over_layers(model, of) } else { of(model) }
+        let trained = |model: &dyn Model| {
+            let Self { tensors, chunks, .. } = Self::of_shapes(adapters::trained_shapes(model, recipe).iter());
+            [tensors, chunks]
         };
+        let [tensors, chunks] = over_treated(model, recipe, &trained);
         let warm_up = if load::loads(recipe) {
             load::warm_up_bytes(model, recipe, load::loaded_dtype(recipe, precision))
         } else {
             0
         };
-        Self { tensors: count(&|model| trained(model).tensors), chunks: count(&|model| trained(model).chunks), warm_up }
+        Self { tensors, chunks, warm_up }
     }
 
     fn of_shapes<'a>(trained: impl Iterator<Item = &'a Shape>) -> Self {
@@ -298,7 +308,7 @@ pub fn paged_states(model: &dyn Model, recipe: &Recipe) -> Bytes {
         None => {
             let tables: Vec<Table> = tables(&parameters).collect();
             let trained = freeze::trained_parameters(model, recipe);
-            trained.into_iter().map(|at| of(&parameters[at].shape, tables[at])).sum()
+            trained.into_iter().map(|(at, shape)| of(&shape, tables[at])).sum()
         }
         Some(lora) => adapters::adapter_shapes(model, lora).iter().map(|shape| of(shape, Table::No)).sum(),
     })

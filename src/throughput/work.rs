@@ -1,11 +1,12 @@
 //! The floating-point operations of a token.
 
 use crate::estimate::read_model;
-use crate::model::family::Parameter;
+use crate::model::family::{Model, Parameter};
 use crate::plan::Plan;
 use crate::recipe::{Attention, Recipe};
 use crate::step::adapters::trained_shapes;
 use crate::step::shape::Shape;
+use crate::step::train::over_treated;
 
 /// What a stack of layers' operations depend on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,10 +44,14 @@ impl Work {
                 _ => n,
             })
         };
-        let trained = trained_shapes(model.as_ref(), &plan.recipe).iter().filter_map(Shape::numel).sum();
+        let sums = |model: &dyn Model| {
+            let trained = trained_shapes(model, &plan.recipe);
+            [trained.iter().filter_map(Shape::numel).sum(), model.parameters().iter().filter_map(in_products).sum()]
+        };
+        let [trained, product_parameters] = over_treated(model.as_ref(), &plan.recipe, &sums);
         Some(Self {
             trained,
-            product_parameters: model.parameters().iter().filter_map(in_products).sum(),
+            product_parameters,
             adapters: plan.recipe.lora.as_ref().map(|_| trained),
             layers: dimensions.layers,
             query_width: dimensions.query_width,
