@@ -24,11 +24,12 @@ const nameOf = (form) => form.match(NAME)[0];
 const lastName = (form) => form.match(new RegExp(`(${NAME.source})\\)*$`))[1];
 
 /** The module's parts as `wasm-dis` prints them, each beginning on a line of its own, indented by one space. */
-function read(wat) {
+function read(wat, shortened) {
   const text = readFileSync(wat, "utf8");
   const features = text.match(/;; features section: (.*)/)[1].split(", ").map((feature) => `--enable-${feature}`);
   const forms = text.replace(/\n ?;;[^\n]*/g, "").replace(/\n\)\s*$/, "").split(/\n (?=\()/).slice(1);
-  const of = (kind) => forms.filter((form) => form.startsWith(`(${kind} `));
+  const rename = (form) => form.replace(/(?<=^\(import "[^"]*" )"[^"]*"/, shortened);
+  const of = (kind) => forms.filter((form) => form.startsWith(`(${kind} `)).map(rename);
   return { features, of, funcs: new Map(of("func").map((form) => [nameOf(form), form])) };
 }
 
@@ -83,10 +84,10 @@ async function ranFirst({ features, of, funcs }, glue, html, dir) {
 }
 
 /** Splits `program` into the files `first` and `rest` of `dir`; `glue` is its JavaScript, `html` its document. */
-async function split({ program, glue, html, dir, first, rest }) {
+async function split({ program, shortened, glue, html, dir, first, rest }) {
   const wat = join(dir, "program.wat");
   tool("wasm-dis", program, "-o", wat);
-  const module = read(wat);
+  const module = read(wat, shortened);
   const { features, of, funcs } = module;
   if (/\((ref\.func|return_call) /.test([...funcs.values()].join())) throw new Error("another reference than a call");
   const exported = new Set(of("export").filter((form) => form.includes("(func ")).map(lastName));
@@ -149,7 +150,8 @@ async function split({ program, glue, html, dir, first, rest }) {
   const firstHalf = [
     ...of("type"),
     ...of("import"),
-    ...[...slotOf].map(([name, slot]) => `(import "rest" "${slot.toString(36)}" (func ${stub(name)} ${signature(funcs.get(name))}))`),
+    // The stubs are told apart by their order, which costs no names.
+    ...[...slotOf.keys()].map((name) => `(import "rest" "" (func ${stub(name)} ${signature(funcs.get(name))}))`),
     ...of("global"), ...of("memory"), ...of("data"), ...tables.map(sized),
     `(elem (table ${table}) (i32.const ${start}) func ${slots.map(stub).join(" ")})`,
     ...of("export"),
@@ -168,16 +170,20 @@ async function split({ program, glue, html, dir, first, rest }) {
     ...mutable.map((form, i) => `(import "first" "global${i}" (global ${nameOf(form)} ${form.match(/\(mut \w+\)/)[0]}))`),
     ...of("global").filter((form) => !form.includes("(mut ")),
     ...[...slotOf].map(([name, slot]) => `(elem (table ${table}) (i32.const ${slot}) func ${name})`),
+    ...[...slotOf.keys()].map((name, i) => `(export "${i.toString(36)}" (func ${name}))`),
     ...[...later].map((name) => funcs.get(name)),
   ];
   for (const [forms, path] of [[firstHalf, first], [secondHalf, rest]]) {
     assemble(features, forms, path);
-    tool("wasm-opt", ...features, "-Oz", "--strip-producers", "--strip-target-features", path, "-o", path);
+    const passes = ["-Oz", "--strip-producers", "--strip-target-features", "--skip-pass=duplicate-import-elimination"];
+    tool("wasm-opt", ...features, ...passes, path, "-o", path);
   }
+  const imports = WebAssembly.Module.imports(new WebAssembly.Module(readFileSync(first)));
+  if (imports.filter((i) => i.module === "rest").length !== slotOf.size) throw new Error("some stubs are gone");
   return `${funcs.size - later.size} of ${funcs.size} functions are in the first half, with ${slotOf.size} stubs`;
 }
 
-const DIST = "dist";
+const DIST = process.argv[2] ?? "dist";
 const find = (pattern) => {
   const found = readdirSync(DIST).filter((name) => pattern.test(name));
   if (found.length !== 1) throw new Error(`${DIST}/ has ${found.length} files like ${pattern}: build it first`);
@@ -188,18 +194,30 @@ try {
   const [whole, js] = [find(/_bg\.wasm$/), find(/^web.*\.js$/)];
   const html = readFileSync(`${DIST}/index.html`, "utf8");
   const [first, rest, glue] = ["first.wasm", "rest.wasm", "glue.mjs"].map((name) => join(dir, name));
-  copyFileSync(`${DIST}/${js}`, glue);
-  console.log(await split({ program: `${DIST}/${whole}`, glue, html, dir, first, rest }));
-  // The halves belong together: one name for both.
-  const hash = createHash("sha256").update(readFileSync(first)).update(readFileSync(rest)).digest("hex").slice(0, 16);
-  const [firstName, restName] = [`web-${hash}.wasm`, `rest-${hash}.wasm`];
-  copyFileSync(first, `${DIST}/${firstName}`);
-  copyFileSync(rest, `${DIST}/${restName}`);
-  rmSync(`${DIST}/${whole}`);
+  // The names by which the program asks for what the glue has are long; short ones do.
+  const program = readFileSync(`${DIST}/${whole}`);
+  const asked = WebAssembly.Module.imports(new WebAssembly.Module(program)).map((i) => i.name);
+  const shortNames = new Map(asked.map((name, i) => [name, `i${i.toString(36)}`]));
+  const shortened = (text) => text.replace(/\b__wb(g|indgen)_\w+/g, (name) => shortNames.get(name) ?? name);
+  writeFileSync(glue, shortened(readFileSync(`${DIST}/${js}`, "utf8")));
+  console.log(await split({ program: `${DIST}/${whole}`, shortened, glue, html, dir, first, rest }));
+  // They belong together: one name for all.
+  const parts = [[first, whole, "web", "wasm"], [glue, js, "web", "js"], [rest, null, "rest", "wasm"]];
+  const hash = createHash("sha256");
+  for (const [path] of parts) hash.update(readFileSync(path));
+  const common = hash.digest("hex").slice(0, 16);
+  let page = html;
+  for (const [path, before, name, ending] of parts) {
+    const after = `${name}-${common}.${ending}`;
+    copyFileSync(path, `${DIST}/${after}`);
+    if (before) {
+      rmSync(`${DIST}/${before}`);
+      page = page.replaceAll(before, after);
+    }
+  }
   const attribute = /(data-wasm="[^"]*")/;
-  if (!attribute.test(html)) throw new Error(`${DIST}/index.html names no program`);
-  const tag = `$1 data-rest="./${restName}"`;
-  writeFileSync(`${DIST}/index.html`, html.replaceAll(whole, firstName).replace(attribute, tag));
+  if (!attribute.test(page)) throw new Error(`${DIST}/index.html names no program`);
+  writeFileSync(`${DIST}/index.html`, page.replace(attribute, `$1 data-rest="./rest-${common}.wasm"`));
 } finally {
   rmSync(dir, { recursive: true, force: true });
 }

@@ -27,11 +27,12 @@
   // earlier calls a stub, which fetches it at once. `data-partial` is on the root until it is there, and then
   // `vram-budget:whole` is sent.
   function inTwoHalves(url) {
-    var first, imports;
+    var first, second, imports;
     root.dataset.partial = "";
 
-    function linked() {
-      if (!("partial" in root.dataset)) return;
+    function linked(instance) {
+      if (second) return;
+      second = instance.exports;
       delete root.dataset.partial;
       // Not from within the program, which may be what called.
       setTimeout(function () {
@@ -49,11 +50,11 @@
         })
         .then(function (bytes) {
           // Twice is no harm: the same functions come to the same places.
-          return WebAssembly.compile(bytes).then(function (module) {
-            return WebAssembly.instantiate(module, own());
-          });
+          return WebAssembly.instantiate(bytes, own());
         })
-        .then(linked);
+        .then(function (made) {
+          linked(made.instance);
+        });
     }
     function loadInTime() {
       load().catch(function () {
@@ -61,7 +62,7 @@
       });
     }
     function loadNow() {
-      if (!("partial" in root.dataset)) return;
+      if (second) return;
       try {
         var request = new XMLHttpRequest();
         request.open("GET", url, false);
@@ -71,18 +72,20 @@
         var bytes = Uint8Array.from(request.responseText, function (char) {
           return char.charCodeAt(0);
         });
-        new WebAssembly.Instance(new WebAssembly.Module(bytes), own());
+        linked(new WebAssembly.Instance(new WebAssembly.Module(bytes), own()));
       } catch (error) {
         broken(error);
         throw error;
       }
-      linked();
     }
+    // The first half asks for its stubs one by one, in the order of the rest's exports.
+    var asked = 0;
     var stubs = new Proxy({}, {
-      get: function (_, slot) {
+      get: function () {
+        var name = (asked++).toString(36);
         return function () {
           loadNow();
-          return first.table.get(parseInt(slot, 36)).apply(null, arguments);
+          return second[name].apply(null, arguments);
         };
       },
     });
