@@ -330,6 +330,8 @@ struct Loop<'a> {
     slots: Slots,
     /// Each weight's own, where its optimizer steps in backward.
     own_slots: Vec<Rc<RefCell<Slots>>>,
+    /// States of tensors that are stepped one by one.
+    group_slots: Vec<Slots>,
     /// Megatron-style FP32 master weights and main gradients.
     master: Option<Master>,
     /// The averaged copy of the weights.
@@ -393,6 +395,7 @@ impl<'a> Loop<'a> {
             run: Run::new(tape, recipe),
             slots: Slots::new(),
             own_slots: Vec::new(),
+            group_slots: Vec::new(),
             master,
             average: Vec::new(),
             averaged: false,
@@ -499,6 +502,16 @@ impl<'a> Loop<'a> {
     /// The optimizer's own step; the first one creates its states.
     fn run_optimizer(&mut self) {
         if self.recipe.optimizer.in_backward {
+            return;
+        }
+        if let Some(wrapper) = self.tape.wrapper().filter(|wrapper| wrapper.steps_one_by_one()) {
+            self.group_slots.resize_with(self.trained.len(), Slots::new);
+            for (at, (w, slots)) in self.trained.iter().zip(&mut self.group_slots).enumerate() {
+                wrapper.before_group(self.tape, at);
+                let of = core::slice::from_ref(w);
+                self.tape.scope("optimizer", || self.recipe.optimizer.step(self.tape, of, slots));
+                wrapper.after_group(at);
+            }
             return;
         }
         let mut slots = core::mem::take(&mut self.slots);

@@ -83,6 +83,14 @@ pub(crate) trait Wrapper: Debug {
     fn before_step(&self, _tape: &Tape) -> bool {
         false
     }
+    /// Whether the optimizer steps its tensors one by one, between [`Wrapper::before_group`] and [`Wrapper::after_group`].
+    fn steps_one_by_one(&self) -> bool {
+        false
+    }
+    /// Before the step of tensor `at`.
+    fn before_group(&self, _tape: &Tape, _at: usize) {}
+    /// After it.
+    fn after_group(&self, _at: usize) {}
     /// After the optimizer's step.
     fn after_step(&self, _tape: &Tape) {}
     /// Whether a layer is checkpointed inside of what is wrapped, so that the hooks run around the checkpoint.

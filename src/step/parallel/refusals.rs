@@ -6,7 +6,6 @@ use crate::plan::Plan;
 use crate::recipe::optimizer::OptimizerName;
 use crate::recipe::parallel::{DataParallel, DeepSpeed, Fsdp1, Fsdp2, InitDevice, Wrap};
 use crate::recipe::{Checkpointing, FloatName, Loss, OptimizerImpl, Precision, Recipe};
-use crate::step::parallel::zero3::elements_per_rank;
 
 /// Families whose layers are one list of modules, held against recorded steps of wrapped models.
 const FAMILIES: [&str; 8] = ["llama", "qwen2", "gpt2", "mistral", "qwen3", "phi3", "starcoder2", "mixtral"];
@@ -123,11 +122,12 @@ fn fsdp2(options: &Fsdp2, ranks: u64, ends: bool) -> [(bool, &'static str); 4] {
 }
 
 fn deepspeed(options: &DeepSpeed, recipe: &Recipe, model: &dyn Model, ranks: u64) -> [(bool, &'static str); 7] {
-    let whole = options.stage < 3 || elements_per_rank(model, ranks) <= options.sub_group_size;
+    // Experts are one module, whose parameters nobody gathers here.
+    let experts = options.stage == 3 && model.family() == "mixtral";
     let checkpointed = matches!(recipe.checkpointing, Checkpointing::None | Checkpointing::Full);
     [
+        (experts, "experts under ZeRO stage 3"),
         (!checkpointed, "other checkpointing than of every layer with a DeepSpeed engine"),
-        (!whole, "ZeRO stage 3 with several sub-groups"),
         (ranks < 2, "a DeepSpeed engine on one rank"),
         (options.stage == 0 && options.dtype == FloatName::Float32, "a DeepSpeed engine in FP32 without ZeRO"),
         (!options.contiguous_gradients, "gradients that are not copied together"),

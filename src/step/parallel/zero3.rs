@@ -68,8 +68,8 @@ pub(super) struct Sharded {
     params: Vec<Param>,
     /// This rank's parts in the engine's dtype, whether a gradient is not finite, and this rank's gradients.
     _kept: [Tensor; 3],
-    /// The same in FP32, which the optimizer steps.
-    master: Tensor,
+    /// The same in FP32, which the optimizer steps group by group, and whether a group's gradients lie apart.
+    masters: Vec<(Tensor, bool)>,
     bucket: Tensor,
     filled: Cell<u64>,
     in_bucket: RefCell<Vec<usize>>,
@@ -103,11 +103,6 @@ fn gather_stream(options: &DeepSpeed) -> Stream {
 /// Elements of one rank's part of a parameter.
 fn part_of(elements: u64, ranks: u64) -> u64 {
     elements.div_ceil(ranks)
-}
-
-/// Elements that the optimizer steps.
-pub(super) fn elements_per_rank(model: &dyn Model, ranks: u64) -> u64 {
-    model.parameters().iter().filter_map(|p| p.shape.numel()).map(|n| part_of(n, ranks)).sum()
 }
 
 /// The parameters that modules see, without memory.
@@ -144,6 +139,21 @@ fn modules_around(names: &[String]) -> Vec<Vec<u32>> {
 fn modules_after(name: &str) -> usize {
     let last = ["embed_tokens.weight", "gate_proj.weight", "wpe.weight", "c_proj.weight", "c_fc.weight"];
     usize::from(last.iter().any(|end| name.ends_with(end)))
+}
+
+/// Elements that are stepped together, and whether they are several parameters' (`_create_fp16_sub_groups`).
+fn sub_groups(params: &[Param], size: u64) -> Vec<(u64, bool)> {
+    let mut groups = Vec::new();
+    let (mut elements, mut count) = (0u64, 0);
+    for (at, p) in params.iter().enumerate() {
+        elements = elements.saturating_add(p.part);
+        count += 1;
+        if elements >= size || at + 1 == params.len() {
+            groups.push((elements, count > 1));
+            (elements, count) = (0, 0);
+        }
+    }
+    groups
 }
 
 /// Makes the optimizer. Returns it, and what is stepped.
@@ -197,11 +207,21 @@ pub(super) fn wrap(
     drop(shards);
     tape.empty_cache();
     let parts = line(all, dtype, Part::Weights, "this rank's parts of the parameters");
-    let converted = (dtype != Dtype::F32).then(|| line(all, Dtype::F32, Part::States, "master weights, converted"));
-    let shape = *parts.shape();
-    let master = Tensor::leaf_of(tape, 0, shape, Dtype::F32, Part::States, "master weights, this rank's part");
+    let groups = sub_groups(&params, options.sub_group_size);
+    let mut masters = Vec::new();
+    let mut converted = None;
+    for (elements, _) in &groups {
+        if dtype != Dtype::F32 {
+            let wide = line(*elements, Dtype::F32, Part::States, "master weights, converted");
+            // The one before goes when it is there.
+            drop(converted.replace(wide));
+        }
+        let shape = Shape::new(&[Dim::plain(*elements)]);
+        masters.push(Tensor::leaf_of(tape, 0, shape, Dtype::F32, Part::States, "master weights, this rank's part"));
+    }
     drop(converted);
-    drop(line(all, Dtype::F32, Part::Gradients, "gradient, in FP32"));
+    let largest = groups.iter().map(|(elements, _)| *elements).max().unwrap_or(0);
+    drop(line(largest, Dtype::F32, Part::Gradients, "gradient, in FP32"));
     let (bucket, gradients) = tape.scope(BUCKETS, || {
         let bucket = line(options.reduce_bucket_size, dtype, Part::Gradients, "bucket of gradients");
         (bucket, line(all, dtype, Part::Gradients, "gradients, this rank's part"))
@@ -220,7 +240,7 @@ pub(super) fn wrap(
         gathered_for: RefCell::new(vec![0; params.len()]),
         params,
         _kept: [parts, tracker, gradients],
-        master: master.clone(),
+        masters: masters.iter().cloned().zip(groups.iter().map(|(_, copied)| *copied)).collect(),
         bucket,
         filled: Cell::new(0),
         in_bucket: RefCell::default(),
@@ -234,7 +254,7 @@ pub(super) fn wrap(
         active: RefCell::default(),
         norm: GradientNorm::default(),
     };
-    (wrapper, vec![master])
+    (wrapper, masters)
 }
 
 impl Sharded {
@@ -525,26 +545,35 @@ impl Wrapper for Sharded {
             p.users.borrow_mut().clear();
             self.release(p);
         }
-        self.norm.take(tape, self.params.iter().map(|p| p.part), 2);
-        let all = self.master.shape().numel().unwrap_or(0);
-        let row = flat(tape, all, self.dtype, "gradients, in a row");
-        let gradient = if self.dtype == Dtype::F32 {
-            row
-        } else {
-            let wide = tape.empty(*self.master.shape(), Dtype::F32, Part::Gradients, "gradient, in FP32");
-            drop(row);
-            wide
-        };
-        if let Some(leaf) = self.master.leaf() {
-            *leaf.grad.tensor.borrow_mut() = Some(gradient);
-        }
+        self.norm.take(tape, self.params.iter().map(|p| p.part), self.masters.len() + 1);
         true
     }
 
-    fn after_step(&self, _tape: &Tape) {
-        if let Some(leaf) = self.master.leaf() {
+    fn steps_one_by_one(&self) -> bool {
+        true
+    }
+
+    /// `_prepare_fp32_grad_for_sub_group`.
+    fn before_group(&self, tape: &Tape, at: usize) {
+        let Some((master, copied)) = self.masters.get(at) else { return };
+        let elements = master.shape().numel().unwrap_or(0);
+        let mut gradient = copied.then(|| flat(tape, elements, self.dtype, "gradients, in a row"));
+        if self.dtype != Dtype::F32 {
+            let wide = tape.empty(*master.shape(), Dtype::F32, Part::Gradients, "gradient, in FP32");
+            drop(gradient.replace(wide));
+        }
+        if let Some(leaf) = master.leaf() {
+            *leaf.grad.tensor.borrow_mut() = gradient;
+        }
+    }
+
+    fn after_group(&self, at: usize) {
+        if let Some(leaf) = self.masters.get(at).and_then(|(master, _)| master.leaf()) {
             leaf.grad.tensor.take();
         }
+    }
+
+    fn after_step(&self, _tape: &Tape) {
         self.norm.settle();
         for p in self.params.iter().filter(|p| p.persists) {
             p.tensor.provide();
