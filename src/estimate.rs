@@ -1,5 +1,6 @@
 //! One call from a plan to everything that is shown: walk, bill, tiers, readings.
 
+mod host;
 mod phases;
 mod slices;
 
@@ -384,7 +385,7 @@ fn quick_of(plan: &Plan, job: &Job, precision: Precision) -> Result<Estimate, Ve
     notes.extend(versions::notes(&plan.framework));
     Ok(Estimate {
         bill,
-        tiers: Tiers { requested, allocated, reserved: None, process: None },
+        tiers: Tiers { requested, allocated, reserved: None, process: None, host: None },
         timeline,
         readings: None,
         on_card: None,
@@ -401,6 +402,7 @@ fn parted(mut readings: Readings, plan: &Plan, job: &Job, precision: Precision) 
     readings.buffers = Bytes(buffers.into_iter().fold(masks, u64::saturating_add));
     readings.params = readings.params.saturating_sub(readings.buffers);
     readings.optimizer_state_host = crate::step::train::paged_states(job.model.as_ref(), &job.as_trained(plan).recipe);
+    readings.checkpoint = host::checkpoint(job.model.as_ref(), plan, &readings);
     readings
 }
 
@@ -471,5 +473,6 @@ fn tiers(readings: &Readings, hardware: &Hardware, plan: &Plan) -> Tiers {
         allocated: Tier { peak_bytes: allocated, provenance: replayed },
         reserved,
         process,
+        host: Some(host::tier(readings)),
     }
 }

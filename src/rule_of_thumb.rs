@@ -89,7 +89,7 @@ pub fn rule_of_thumb(thumb: Thumb) -> Estimate {
     let sources = Sources { weights: rule.clone(), states: rule.clone(), autograd: rule };
     Estimate {
         bill: Bill { columns, binding: Instant::Step, symbols, kinds, sources },
-        tiers: Tiers { requested: tier.clone(), allocated: tier, reserved: None, process: None },
+        tiers: Tiers { requested: tier.clone(), allocated: tier, reserved: None, process: None, host: None },
         timeline: Vec::new(),
         readings: None,
         on_card: None,

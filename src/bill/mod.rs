@@ -170,6 +170,9 @@ pub struct Tiers {
     pub reserved: Option<Tier>,
     /// Reserved + CUDA context.
     pub process: Option<Tier>,
+    /// What the job keeps in the host's memory, beside what Python and its libraries take and the pages of files that the
+    /// system can take back.
+    pub host: Option<Tier>,
 }
 
 /// A point of the timeline: the live set after an event, thinned so that a picture can hold it.

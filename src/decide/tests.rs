@@ -31,6 +31,7 @@ fn estimate(parts: [u64; 5], reserved: Option<u64>) -> Estimate {
         allocated: tier(parts.total()),
         reserved: reserved.map(|r| tier(gib(r))),
         process: None,
+        host: None,
     };
     let bill = Bill {
         columns: Instant::ALL.into_iter().map(column).collect(),
@@ -279,6 +280,7 @@ fn remedies_are_priced_by_walking_again_and_ordered() {
             (RemedyId::FusedOptimizer, 2, VerdictKind::DoesNotFit),
             (RemedyId::ExpandableSegments, 0, VerdictKind::DoesNotFit),
             (RemedyId::OptimizerInBackward, 0, VerdictKind::DoesNotFit),
+            (RemedyId::PagedOptimizer, 0, VerdictKind::DoesNotFit),
             (RemedyId::Qlora, 11, VerdictKind::Fits),
             (RemedyId::Lora, 8, VerdictKind::Tight),
             (RemedyId::PureBf16, 6, VerdictKind::DoesNotFit),

@@ -28,7 +28,30 @@ pub enum Saved {
     Packed(Rc<Frame>, usize, Rc<()>),
     /// A copy in host memory; each time it is asked for, a new copy on the device. Boxed: every backward holds a few of
     /// these, and hardly any is of this kind.
-    Host(Box<(Shape, Dtype)>),
+    Host(Box<(Shape, Dtype, OnHost)>),
+}
+
+/// A copy in host memory, as long as it is kept.
+#[derive(Debug)]
+pub struct OnHost {
+    tape: Tape,
+    layer: u32,
+    bytes: u64,
+}
+
+impl OnHost {
+    fn of(tape: &Tape, tensor: &Tensor) -> Self {
+        let bytes = tensor.shape().numel().unwrap_or(0).saturating_mul(tensor.dtype().bytes());
+        let layer = tape.layer();
+        tape.0.log.keep_on_host(layer, bytes);
+        Self { tape: tape.clone(), layer, bytes }
+    }
+}
+
+impl Drop for OnHost {
+    fn drop(&mut self) {
+        self.tape.0.log.leave_host(self.layer, self.bytes);
+    }
 }
 
 impl Saved {
@@ -69,7 +92,7 @@ impl Saved {
                 // What does not lie densely is made contiguous on the device before it is copied (`copy_kernel_cuda`).
                 let dense = tensor.shape().is_dense();
                 drop((!dense).then(|| tape.temp(tensor.shape().contiguous(), tensor.dtype(), "copy for the host")));
-                Self::Host(Box::new((tensor.shape().like(), tensor.dtype())))
+                Self::Host(Box::new((tensor.shape().like(), tensor.dtype(), OnHost::of(tape, tensor))))
             }
         }
     }

@@ -203,6 +203,14 @@ pub struct Log {
     /// How many share each storage.
     shares: RefCell<Vec<u32>>,
     overflow: Cell<bool>,
+    host: RefCell<Host>,
+}
+
+/// What is kept in host memory, by layer, and when it was the most.
+#[derive(Debug, Default)]
+struct Host {
+    now: Vec<u64>,
+    most: Vec<u64>,
 }
 
 impl Default for Log {
@@ -213,6 +221,7 @@ impl Default for Log {
             tensors: RefCell::new(Vec::with_capacity(1024)),
             shares: RefCell::new(Vec::with_capacity(1024)),
             overflow: Cell::default(),
+            host: RefCell::default(),
         }
     }
 }
@@ -285,6 +294,33 @@ impl Log {
                 self.push(Event::Free(id));
             }
         }
+    }
+
+    /// `bytes` of a layer's go to host memory.
+    pub(crate) fn keep_on_host(&self, layer: u32, bytes: u64) {
+        let mut host = self.host.borrow_mut();
+        let at = layer as usize;
+        if host.now.len() <= at {
+            host.now.resize(at + 1, 0);
+        }
+        if let Some(kept) = host.now.get_mut(at) {
+            *kept = kept.saturating_add(bytes);
+        }
+        if host.now.iter().sum::<u64>() > host.most.iter().sum() {
+            host.most = host.now.clone();
+        }
+    }
+
+    /// They are let go.
+    pub(crate) fn leave_host(&self, layer: u32, bytes: u64) {
+        if let Some(kept) = self.host.borrow_mut().now.get_mut(layer as usize) {
+            *kept = kept.saturating_sub(bytes);
+        }
+    }
+
+    /// What was kept in host memory when that was the most, by layer.
+    pub(crate) fn take_host(&self) -> Vec<u64> {
+        core::mem::take(&mut self.host.borrow_mut().most)
     }
 
     pub(crate) fn push(&self, event: Event) {

@@ -97,6 +97,21 @@ pub struct EvalReadings {
     pub reserved: Bytes,
 }
 
+/// What saving a checkpoint writes, and what it copies to host memory at once.
+///
+/// Nothing is allocated on the device. `save_pretrained` gives safetensors a shard's tensors, all of which are copied to the
+/// host before they are written (`_flatten_as_ptr`, safetensors 0.8); a shard has at most 50 GB (transformers 5.24). The
+/// Trainer's `torch.save` of the optimizer copies one storage at a time (torch/serialization.py, 2.15).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CheckpointReadings {
+    /// The weights that are written: all of them, or of adapters theirs alone.
+    pub weights: Bytes,
+    /// The optimizer's states.
+    pub states: Bytes,
+    /// The most that is copied to the host at once.
+    pub copied: Bytes,
+}
+
 /// What holds memory in a phase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -176,6 +191,12 @@ pub struct Readings {
     /// The optimizer's states in managed memory.
     #[serde(default)]
     pub optimizer_state_host: Bytes,
+    /// What was saved for backward and is kept in host memory, at most at once.
+    #[serde(default, skip_serializing_if = "Bytes::is_zero")]
+    pub on_host: Bytes,
+    /// What saving a checkpoint takes. `None`: not modelled.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checkpoint: Option<CheckpointReadings>,
     /// The most requested at once.
     pub max_requested: Bytes,
     /// The most allocated at once.

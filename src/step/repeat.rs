@@ -159,7 +159,7 @@ pub fn expand(short: &Walk) -> Walk {
     }
     let mut cursor = Cursor::of(short);
     let events = core::iter::from_fn(|| cursor.next(short)).map(|(_, event)| event).collect();
-    Walk { events, tensors, repeats: 0, middle: 0 }
+    Walk { events, tensors, repeats: 0, middle: 0, on_host: short.on_host }
 }
 
 /// For how many tensors `info` stands.

@@ -78,7 +78,7 @@ impl Replay {
             carried: Bytes::ZERO,
             optimizer_state: Bytes::ZERO,
             buckets: Bytes::ZERO,
-            out: Readings::default(),
+            out: Readings { on_host: walk.on_host, ..Readings::default() },
             instant: Instant::Forward,
             last: Bytes::ZERO,
         }

@@ -35,6 +35,8 @@ pub struct Walk {
     pub repeats: u64,
     /// Which layer that is, counted from 1.
     pub middle: u32,
+    /// The most that is kept in host memory at once of what was saved for backward, every layer counted.
+    pub on_host: Bytes,
 }
 
 /// Some tensor of the step exceeds what the arithmetic carries.
@@ -81,14 +83,16 @@ pub fn walk_short(
         if let Some(repeats @ 1..) = model.layers().checked_sub(walked)
             && let Some(short) = model.with_layers(walked)
         {
-            let walk = run(short.as_ref(), &whole, plan, precision, device, steps)?;
-            let walk = Walk { repeats, middle, ..walk };
+            let (walk, on_host) = run(short.as_ref(), &whole, plan, precision, device, steps)?;
+            let further = on_host.get(middle as usize).copied().unwrap_or(0).saturating_mul(repeats);
+            let on_host = Bytes(walk.on_host.get().saturating_add(further));
+            let walk = Walk { repeats, middle, on_host, ..walk };
             if is_repeatable(&walk) {
                 return Ok(walk);
             }
         }
     }
-    run(model, &whole, plan, precision, device, steps)
+    run(model, &whole, plan, precision, device, steps).map(|(walk, _)| walk)
 }
 
 /// Walks `steps` of `plan` on `model`, every layer written out, be it by repetition. `precision` is a recipe whose
@@ -119,7 +123,7 @@ pub fn walk_literally(
 ) -> Result<Walk, TooLarge> {
     let split = parallel::tp::split(model, plan);
     let model = split.as_deref().unwrap_or(model);
-    run(model, &Whole::of(model, &plan.recipe, precision), plan, precision, device, steps)
+    run(model, &Whole::of(model, &plan.recipe, precision), plan, precision, device, steps).map(|(walk, _)| walk)
 }
 
 /// Whether the recipe treats every layer as it does the next.
@@ -182,6 +186,7 @@ pub(crate) const fn weights_dtype(precision: Precision) -> Dtype {
     }
 }
 
+/// A walk, and by layer what of it is kept in host memory when that is the most.
 fn run(
     model: &dyn Model,
     whole: &Whole,
@@ -189,7 +194,7 @@ fn run(
     precision: Precision,
     device: Device,
     steps: Steps,
-) -> Result<Walk, TooLarge> {
+) -> Result<(Walk, Vec<u64>), TooLarge> {
     let framework = &plan.framework;
     let rules = Rules::of(framework, model.family());
     let recipe = &rules.resolve(&plan.recipe);
@@ -272,12 +277,14 @@ fn run(
     if tape.0.log.overflowed() {
         return Err(TooLarge);
     }
+    let on_host = tape.0.log.take_host();
     let (events, tensors) = tape.0.log.take();
     // What is torn down after the last step belongs to no step.
     drop(buffers);
     drop(built);
     tape.drop_workspaces();
-    Ok(Walk { events, tensors, repeats: 0, middle: 0 })
+    let walk = Walk { events, tensors, repeats: 0, middle: 0, on_host: Bytes(on_host.iter().sum()) };
+    Ok((walk, on_host))
 }
 
 /// Whether its rows are the vocabulary's.

@@ -463,6 +463,8 @@ impl Catalogue for English {
             RemedyId::FreeGradients => "Free gradients each step".into(),
             RemedyId::DropOutputs => "Drop the model’s outputs".into(),
             RemedyId::OptimizerInBackward => "Optimizer in backward".into(),
+            RemedyId::PagedOptimizer => self.optimizer(recipe.optimizer.name).into(),
+            RemedyId::PrecomputeReference => "Reference’s scores before training".into(),
             RemedyId::EightBitOptimizer => self.optimizer(recipe.optimizer.name).into(),
             RemedyId::NoCheckpointing => "Checkpointing off".into(),
             RemedyId::PureBf16 => "Pure BF16".into(),
@@ -491,6 +493,8 @@ impl Catalogue for English {
             RemedyId::OptimizerInBackward => {
                 "Same training: each gradient is used and freed at once, by hooks of your own"
             }
+            RemedyId::PagedOptimizer => "Same training, slower where states find no room and move to the host",
+            RemedyId::PrecomputeReference => "Same training, no second model in the steps",
             RemedyId::EightBitOptimizer => "Changes the numerics: states of one byte per element",
             RemedyId::NoCheckpointing => "Same training, faster: no second forward",
             RemedyId::PureBf16 => "Changes the training: weights and states lose precision",

@@ -15,6 +15,8 @@ mod larger_gpu;
 mod lora;
 mod no_checkpointing;
 mod optimizer_in_backward;
+mod paged_optimizer;
+mod precompute_reference;
 mod pure_bf16;
 mod qlora;
 mod sdpa_attention;
@@ -48,6 +50,10 @@ pub enum RemedyId {
     ExpandableSegments,
     /// Each gradient is used and freed in backward.
     OptimizerInBackward,
+    /// States in managed memory.
+    PagedOptimizer,
+    /// The reference's scores computed before training (DPO).
+    PrecomputeReference,
     /// States of one byte per element.
     EightBitOptimizer,
     /// Checkpointing off where there is room: faster.
@@ -144,7 +150,7 @@ pub(super) struct Situation<'a> {
 }
 
 /// Every remedy. The order is that of the articles: what costs least first.
-pub(super) const RULES: [Rule; 17] = [
+pub(super) const RULES: [Rule; 19] = [
     fused_optimizer::RULE,
     sdpa_attention::RULE,
     drop_outputs::RULE,
@@ -153,6 +159,8 @@ pub(super) const RULES: [Rule; 17] = [
     checkpointing::RULE,
     smaller_micro_batch::RULE,
     optimizer_in_backward::RULE,
+    precompute_reference::RULE,
+    paged_optimizer::RULE,
     no_checkpointing::RULE,
     autocast::RULE,
     eight_bit_optimizer::RULE,

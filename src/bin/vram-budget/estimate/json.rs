@@ -6,7 +6,7 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 use vram_budget::bill::{Bill, Instant, Part};
 use vram_budget::decide::Decision;
-use vram_budget::estimate::{PhaseOnCard, binding_phase, phases as on_card};
+use vram_budget::estimate::{Estimate, PhaseOnCard, binding_phase, phases as on_card};
 use vram_budget::plan::Plan;
 use vram_budget::reconcile::Row;
 use vram_budget::step::capacity::SmallestCard;
@@ -31,7 +31,7 @@ pub(super) fn print(
         "reason": decision.verdict.reason,
         "numbers": decision.verdict.numbers,
         "binding": estimate.bill.binding,
-        "tiers": estimate.tiers,
+        "tiers": tiers(estimate)?,
         "phases": estimate.readings.as_ref().map(|of| phases(plan, of)),
         "parts": parts(&estimate.bill),
         "bill": bill(&estimate.bill),
@@ -68,6 +68,15 @@ fn phases(plan: &Plan, readings: &Readings) -> Value {
         })
     };
     json!({ "binding": binding_phase(&all), "list": all.iter().map(one).collect::<Value>() })
+}
+
+/// The tiers; the host's is never missing without a reason.
+fn tiers(estimate: &Estimate) -> serde_json::Result<Value> {
+    let mut tiers = serde_json::to_value(&estimate.tiers)?;
+    if estimate.tiers.host.is_none() {
+        tiers["host"] = json!({ "unavailable": "a rule of thumb keeps nothing in host memory that it knows of" });
+    }
+    Ok(tiers)
 }
 
 /// Bytes by part, then by instant.

@@ -14,7 +14,7 @@ use vram_budget::plan::Plan;
 use vram_budget::recipe::Checkpointing;
 use vram_budget::step::capacity::SmallestCard;
 use vram_budget::step::log::Phase;
-use vram_budget::step::readings::{Holder, PhaseReadings};
+use vram_budget::step::readings::{CheckpointReadings, Holder, PhaseReadings};
 use vram_budget::text::{Catalogue, Locale};
 use vram_budget::throughput::Throughput;
 use vram_budget::units::{Bytes, grouped, three_digits};
@@ -33,6 +33,7 @@ pub(super) fn print(
     if let Some(smallest) = smallest {
         smallest_card(text, smallest, out)?;
     }
+    host(decision, out)?;
     phases(text, plan, decision, out)?;
     tree(text, decision, out)?;
     remedies(text, decision, out)?;
@@ -157,6 +158,31 @@ fn bill(text: &dyn Catalogue, decision: &Decision, out: &mut dyn Write) -> io::R
         writeln!(out, "{label:<18} {size:>15}")?;
     }
     Ok(())
+}
+
+/// What is kept in host memory, and what a checkpoint writes.
+fn host(decision: &Decision, out: &mut dyn Write) -> io::Result<()> {
+    let estimate = &decision.estimate;
+    let Some(readings) = &estimate.readings else { return Ok(()) };
+    if let Some(host) = &estimate.tiers.host {
+        write!(out, "{:<18} {:>15}  ", "Host memory", gib(host.peak_bytes))?;
+        writeln!(
+            out,
+            "beside Python; {} paged, {} offloaded",
+            gib(readings.optimizer_state_host),
+            gib(readings.on_host)
+        )?;
+    }
+    let Some(CheckpointReadings { weights, states, copied }) = &readings.checkpoint else { return Ok(()) };
+    let written = Bytes(weights.get().saturating_add(states.get()));
+    write!(out, "{:<18} {:>15}  ", "Checkpoint", gib(written))?;
+    writeln!(
+        out,
+        "written: weights {}, states {}; {} copied to the host at once",
+        gib(*weights),
+        gib(*states),
+        gib(*copied)
+    )
 }
 
 /// The phases of a job that is more than its training step, and what holds memory in each.
