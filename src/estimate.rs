@@ -123,7 +123,7 @@ impl Job {
         let mut issues = plan.recipe.issues();
         issues.extend(plan.parallel.issues());
         let model = read_model(&plan.model).map_err(|found| issues.extend(found)).ok();
-        let hardware = plan.machine.resolve().map_err(|found| issues.extend(found)).ok();
+        let hardware = plan.hardware().map_err(|found| issues.extend(found)).ok();
         let alloc_conf = alloc_conf(&plan.framework).map_err(|found| issues.extend(found)).ok();
         let family = model.as_ref().map(|read| read.model.family());
         issues.extend(versions::issues(&plan.framework, &plan.recipe, family));
@@ -409,7 +409,7 @@ fn parted(mut readings: Readings, plan: &Plan, job: &Job, precision: Precision) 
 /// What the card can give to the caching allocator, where that is known: its total less context and what others hold.
 #[must_use]
 pub fn usable(hardware: &Hardware) -> Option<Bytes> {
-    let taken = hardware.context.as_ref()?.bytes.checked_add(hardware.in_use.unwrap_or_default())?;
+    let taken = hardware.outside()?.checked_add(hardware.in_use.unwrap_or_default())?;
     Some(hardware.capacity.as_ref()?.bytes.saturating_sub(taken))
 }
 
@@ -457,11 +457,18 @@ fn tiers(readings: &Readings, hardware: &Hardware, plan: &Plan) -> Tiers {
     let [allocated, reserved] = most;
     let reserved = known.then(|| Tier { peak_bytes: reserved, provenance: replayed.clone() });
     let process = hardware.context.as_ref().zip(reserved.as_ref()).and_then(|(context, reserved)| {
+        let communicators =
+            hardware.communicators.as_ref().map(|nccl| format!("; {:#}: {}", nccl.bytes, nccl.provenance.source));
         Some(Tier {
-            peak_bytes: reserved.peak_bytes.checked_add(context.bytes)?,
+            peak_bytes: reserved.peak_bytes.checked_add(hardware.outside()?)?,
             provenance: Provenance {
                 kind: ProvenanceKind::Assumed,
-                source: format!("reserved, and a context of {:#}: {}", context.bytes, context.provenance.source),
+                source: format!(
+                    "reserved, and a context of {:#}: {}{}",
+                    context.bytes,
+                    context.provenance.source,
+                    communicators.unwrap_or_default()
+                ),
             },
         })
     });

@@ -5,7 +5,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::machine::Machine;
+use crate::issue::Issue;
+use crate::machine::{Hardware, Machine, assumed_communicators};
 use crate::model::ModelSource;
 use crate::recipe::{Parallel, Recipe};
 
@@ -36,6 +37,19 @@ pub struct Plan {
     /// Thresholds of the decision tree.
     #[serde(default)]
     pub policy: Policy,
+}
+
+impl Plan {
+    /// The machine with the catalogue's facts and what the layout's communicators take.
+    ///
+    /// # Errors
+    /// Every field of the machine that is wrong.
+    pub fn hardware(&self) -> Result<Hardware, Vec<Issue>> {
+        let mut hardware = self.machine.resolve()?;
+        let assumed = || assumed_communicators(&self.parallel, hardware.capability);
+        hardware.communicators = hardware.communicators.take().or_else(assumed);
+        Ok(hardware)
+    }
 }
 
 /// Framework versions. Rules that changed between versions carry the range in which they hold ([`crate::versions`]).

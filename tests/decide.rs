@@ -51,7 +51,7 @@ fn no_verdict_contradicts_a_measured_boundary() {
         let Ok(walked) = estimate(plan) else { continue };
         let verdict = |mib: u64| {
             let plan = on_device(case, mib);
-            judge(&walked.tiers, &plan.machine.resolve().unwrap(), &plan.policy, &plan.recipe).kind
+            judge(&walked.tiers, &plan.hardware().unwrap(), &plan).kind
         };
         let (fails, completes) =
             (boundary["fails_at_mib"].as_u64().unwrap(), boundary["completes_at_mib"].as_u64().unwrap());

@@ -30,6 +30,13 @@ pub enum Caveat {
         /// From what.
         provenance: Provenance,
     },
+    /// What NCCL's communicators take is an assumption.
+    CommunicatorsAssumed {
+        /// What was taken.
+        bytes: Bytes,
+        /// From what.
+        provenance: Provenance,
+    },
     /// The figures are the articles' rule of thumb, which is not what a framework holds.
     RuleOfThumb {
         /// Parameters that are trained.

@@ -98,7 +98,7 @@ struct Situated<'a> {
 impl<'a> Situated<'a> {
     fn of(plan: &'a Plan, walk: Walk<'_>) -> Result<Self, Vec<Issue>> {
         let mut issues = document_issues(plan);
-        let hardware = plan.machine.resolve().map_err(|found| issues.extend(found)).ok();
+        let hardware = plan.hardware().map_err(|found| issues.extend(found)).ok();
         let runs = Runs::of(plan, walk).map_err(|found| issues.extend(found)).ok();
         let (Some(hardware), Some(runs), true) = (hardware, runs, issues.is_empty()) else {
             return Err(distinct(issues));
@@ -140,8 +140,7 @@ struct Run {
 
 impl Run {
     fn verdict(&self, hardware: &Hardware) -> Verdict {
-        judge(&self.estimate.tiers, hardware, &self.plan.policy, &self.plan.recipe)
-            .with_replay(self.estimate.on_card.as_ref())
+        judge(&self.estimate.tiers, hardware, &self.plan).with_replay(self.estimate.on_card.as_ref())
     }
 }
 
@@ -273,7 +272,7 @@ impl Deliberation {
 
     /// Goes on by such a slice to price the remedies of the `decision` that was reached. True once all are priced.
     pub fn price(&mut self, decision: &Decision, events: usize) -> bool {
-        let (Some(rule), Ok(hardware)) = (RULES.get(self.next), self.plan.machine.resolve()) else { return true };
+        let (Some(rule), Ok(hardware)) = (RULES.get(self.next), self.plan.hardware()) else { return true };
         let before = (&decision.estimate.tiers, decision.verdict.numbers);
         let plan = &self.plan;
         let priced = self.walks.attempt(events, |walk| price_one(rule, plan, &hardware, before, walk));
@@ -381,6 +380,12 @@ fn caveats(plan: &Plan, hardware: &Hardware) -> Vec<Caveat> {
     {
         let (bytes, provenance) = (context.bytes, context.provenance.clone());
         caveats.push(Caveat::ContextAssumed { bytes, provenance });
+    }
+    if let Some(communicators) = &hardware.communicators
+        && plan.machine.communicator_bytes.is_none()
+    {
+        let (bytes, provenance) = (communicators.bytes, communicators.provenance.clone());
+        caveats.push(Caveat::CommunicatorsAssumed { bytes, provenance });
     }
     caveats
 }

@@ -7,6 +7,7 @@ use crate::issue::{Issue, IssueKind};
 use crate::machine::{CustomGpu, GpuChoice, Machine};
 use crate::model::ModelSource;
 use crate::plan::{Framework, PLAN_VERSION, Plan, Policy};
+use crate::recipe::parallel::{DataParallel, Ddp, DeepSpeed, Fsdp1};
 use crate::recipe::{Attention, Checkpointing, Lora, OptimizerImpl, Precision, QuantKind, Quantization, Recipe};
 use crate::units::{Bytes, GIB};
 
@@ -59,6 +60,7 @@ fn plan(memory: u64) -> Plan {
             mig_slice_bytes: None,
             in_use_bytes: Some(Bytes::ZERO),
             context_bytes: Some(gib(1)),
+            communicator_bytes: None,
         },
         framework: Framework::default(),
         policy: Policy::default(),
@@ -129,6 +131,34 @@ fn what_is_not_known_is_named() {
     let mut rule = plan(300);
     rule.recipe.precision = Some(Precision::RuleOfThumb);
     assert_eq!(verdict(&rule, Some(22)), cannot(Fact::RealRecipe));
+}
+
+#[test]
+fn communicators_count_beside_the_context() {
+    let mut many = plan(30);
+    many.parallel.world_size = 2;
+    many.parallel.data = DataParallel::Ddp(Ddp::default());
+    many.machine.communicator_bytes = Some(gib(2));
+    // 22 reserved, 1 + 2 beside it, of 30: 5 left.
+    let room = Reason::RoomBeyondMargin { free: gib(5), margin: gib(3) };
+    assert_eq!(verdict(&many, Some(22)), (VerdictKind::Fits, room));
+    many.machine.communicator_bytes = None;
+    let decision = decide_with(&many, &walked(Some(22))).unwrap();
+    assert!(decision.caveats.iter().any(|caveat| matches!(caveat, Caveat::CommunicatorsAssumed { .. })));
+    assert!(decision.verdict.numbers.context > Some(gib(1)));
+}
+
+#[test]
+fn what_depends_on_how_far_the_gpu_lags_never_fits() {
+    let zero3 = DataParallel::DeepSpeed(DeepSpeed { stage: 3, ..DeepSpeed::default() });
+    for data in [DataParallel::Fsdp1(Fsdp1::default()), zero3] {
+        let mut plan = plan(300);
+        plan.parallel.world_size = 8;
+        plan.parallel.data = data;
+        assert_eq!(verdict(&plan, Some(22)), (VerdictKind::CannotTell, Reason::Unknown(Fact::DeviceLag)));
+        plan.machine.gpu = self::plan(20).machine.gpu;
+        assert_eq!(verdict(&plan, Some(22)).0, VerdictKind::DoesNotFit);
+    }
 }
 
 #[test]

@@ -5,8 +5,8 @@ use serde::{Deserialize, Serialize};
 use crate::bill::{Instant, Tiers};
 use crate::estimate::OnCard;
 use crate::machine::Hardware;
-use crate::plan::Policy;
-use crate::recipe::{Precision, Recipe};
+use crate::plan::Plan;
+use crate::recipe::Precision;
 use crate::units::Bytes;
 
 /// The four answers.
@@ -117,6 +117,8 @@ pub enum Fact {
     RealRecipe,
     /// What a compiled step keeps and takes.
     Compiled,
+    /// How far the GPU lags behind its host: memory in use on another stream is held until then.
+    DeviceLag,
 }
 
 impl Verdict {
@@ -139,9 +141,9 @@ pub struct Numbers {
     pub allocated: Bytes,
     /// Peak of reserved memory.
     pub reserved: Option<Bytes>,
-    /// The process's context.
+    /// What the process holds outside of the allocator: its context and its communicators.
     pub context: Option<Bytes>,
-    /// Reserved + context, what `nvidia-smi` shows for the process.
+    /// Reserved and that, what `nvidia-smi` shows for the process.
     pub process: Option<Bytes>,
     /// The card: the total that PyTorch reports.
     pub capacity: Option<Bytes>,
@@ -157,10 +159,10 @@ pub struct Numbers {
 /// impossible even without; between them, *tight*. In measured runs the smallest card on which a step completes lies
 /// between 1.00 and 1.27 × its allocated peak, so the allocated peak alone never proves a fit.
 #[must_use]
-pub fn judge(tiers: &Tiers, hardware: &Hardware, policy: &Policy, recipe: &Recipe) -> Verdict {
+pub fn judge(tiers: &Tiers, hardware: &Hardware, plan: &Plan) -> Verdict {
     let allocated = tiers.allocated.peak_bytes;
     let reserved = tiers.reserved.as_ref().map(|t| t.peak_bytes);
-    let context = hardware.context.as_ref().map(|c| c.bytes);
+    let context = hardware.outside();
     let capacity = hardware.capacity.as_ref().map(|c| c.bytes);
     let in_use = hardware.in_use.unwrap_or_default();
     let process = reserved.zip(context).and_then(|(r, c)| r.checked_add(c));
@@ -173,18 +175,13 @@ pub fn judge(tiers: &Tiers, hardware: &Hardware, policy: &Policy, recipe: &Recip
         in_use: hardware.in_use,
         usable: capacity.zip(context).map(|(all, c)| all.saturating_sub(in_use).saturating_sub(c)),
     };
-    let (kind, reason) = decide(&numbers, hardware.name.is_some() || capacity.is_some(), in_use, policy, recipe);
+    let (kind, reason) = decide(&numbers, hardware.name.is_some() || capacity.is_some(), in_use, plan);
     Verdict { kind, reason, numbers }
 }
 
-fn decide(
-    numbers: &Numbers,
-    gpu_named: bool,
-    in_use: Bytes,
-    policy: &Policy,
-    recipe: &Recipe,
-) -> (VerdictKind, Reason) {
+fn decide(numbers: &Numbers, gpu_named: bool, in_use: Bytes, plan: &Plan) -> (VerdictKind, Reason) {
     let unknown = |fact| (VerdictKind::CannotTell, Reason::Unknown(fact));
+    let Plan { recipe, parallel, policy, .. } = plan;
     if recipe.precision == Some(Precision::RuleOfThumb) {
         return unknown(Fact::RealRecipe);
     }
@@ -211,6 +208,10 @@ fn decide(
     }
     let free = Bytes(capacity.0 - held);
     let margin = share_of(capacity, policy.margin_low);
+    // Walked as if every event had passed, which is the least that such a wrapper can hold.
+    if parallel.data.waits_on_events() {
+        return unknown(Fact::DeviceLag);
+    }
     if free >= margin {
         (VerdictKind::Fits, Reason::RoomBeyondMargin { free, margin })
     } else {

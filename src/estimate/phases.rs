@@ -38,7 +38,7 @@ fn with(own: Bytes, beside: Option<Bytes>) -> Bytes {
 /// The phases of `plan`, whose replay read `readings`, on its card.
 #[must_use]
 pub fn phases(plan: &Plan, readings: &Readings) -> Vec<PhaseOnCard> {
-    let hardware = plan.machine.resolve().ok();
+    let hardware = plan.hardware().ok();
     let share = hardware.and_then(|hardware| share(plan, &hardware));
     let of = |readings: &PhaseReadings| {
         let beside = if holds(plan, readings.phase) { share } else { Some(Bytes::ZERO) };

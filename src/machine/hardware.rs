@@ -51,6 +51,8 @@ pub struct Hardware {
     pub capacity: Option<Sourced>,
     /// The process's context. `None`: not known, as on hardware that does not run CUDA.
     pub context: Option<Sourced>,
+    /// What the process's communicators take. `None`: it has none, or they were not asked for (`Plan::hardware`).
+    pub communicators: Option<Sourced>,
     /// What other processes hold. `None`: not known.
     pub in_use: Option<Bytes>,
     /// Dense peaks.
@@ -59,6 +61,15 @@ pub struct Hardware {
     pub bandwidth_gbps: Option<f64>,
     /// The best matrix product measured, as a share of the peak. `None`: not known.
     pub matmul_fraction: Option<f64>,
+}
+
+impl Hardware {
+    /// What the process holds outside of PyTorch's allocator: its context and its communicators. `None`: not known.
+    #[must_use]
+    pub fn outside(&self) -> Option<Bytes> {
+        let communicators = self.communicators.as_ref().map(|c| c.bytes).unwrap_or_default();
+        self.context.as_ref()?.bytes.checked_add(communicators)
+    }
 }
 
 impl Machine {
@@ -77,6 +88,7 @@ impl Machine {
         };
         bounded("machine.in_use_bytes", self.in_use_bytes, 0, MAX_DOCUMENT_BYTES);
         bounded("machine.context_bytes", self.context_bytes, 0, MAX_DOCUMENT_BYTES);
+        bounded("machine.communicator_bytes", self.communicator_bytes, 0, MAX_DOCUMENT_BYTES);
         let mut hardware = match &self.gpu {
             None => Hardware {
                 name: None,
@@ -84,6 +96,7 @@ impl Machine {
                 bf16: None,
                 capacity: None,
                 context: None,
+                communicators: None,
                 in_use: None,
                 peaks: Peaks::default(),
                 bandwidth_gbps: None,
@@ -105,6 +118,7 @@ impl Machine {
                     bf16: capability.map(|c| c >= Capability(8, 0)),
                     capacity: Some(stated(gpu.memory_bytes)),
                     context: Some(catalogue::assumed_context(capability.map(arch_of).unwrap_or_default())),
+                    communicators: None,
                     in_use: None,
                     peaks: Peaks::default(),
                     bandwidth_gbps: None,
@@ -122,6 +136,7 @@ impl Machine {
                     bf16: Some(gpu.bf16),
                     capacity: gpu.capacity(),
                     context: (gpu.vendor == "NVIDIA").then(|| catalogue::assumed_context(Some(&gpu.arch))),
+                    communicators: None,
                     in_use: None,
                     peaks: gpu.tflops,
                     bandwidth_gbps: gpu.bandwidth_gbps,
@@ -143,6 +158,7 @@ impl Machine {
         if let Some(context) = self.context_bytes {
             hardware.context = Some(stated(context));
         }
+        hardware.communicators = self.communicator_bytes.map(stated);
         hardware.in_use = self.in_use_bytes;
         if issues.is_empty() { Ok(hardware) } else { Err(issues) }
     }

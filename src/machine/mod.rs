@@ -1,11 +1,14 @@
 //! What the job runs on: a GPU from the catalogue or the user's own, memory already in use, the CUDA context.
 
 mod catalogue;
+mod communicators;
 mod hardware;
 
 use serde::{Deserialize, Serialize};
 
 pub use catalogue::{Gpu, Peaks, assumed_context, find, gpus};
+pub(crate) use communicators::assumed_communicators;
+pub use communicators::communicators;
 pub use hardware::{Capability, Hardware, Sourced};
 
 use crate::units::Bytes;
@@ -25,6 +28,9 @@ pub struct Machine {
     /// The process's CUDA context. `None`: the catalogue's assumption for the GPU's generation.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub context_bytes: Option<Bytes>,
+    /// What NCCL's communicators take in the process. `None`: an assumption by their number.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub communicator_bytes: Option<Bytes>,
 }
 
 /// A card of the catalogue by name, or the user's own.

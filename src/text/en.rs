@@ -324,6 +324,9 @@ impl Catalogue for English {
             Fact::Context => "how much the CUDA context takes on this GPU",
             Fact::Reserved => "how much the caching allocator reserves for this step",
             Fact::Precision => "which precision recipe you use, as the candidates differ",
+            Fact::DeviceLag => {
+                "how far the GPU lags behind its host, as this wrapper holds memory until the GPU is done with it; these figures are the least"
+            }
             Fact::Compiled => "what the compiled step keeps and takes, of which these figures are not",
             Fact::RealRecipe => "the precision recipe that the framework really runs; the rule of thumb is none",
         }
@@ -340,6 +343,11 @@ impl Catalogue for English {
             }
             Caveat::ContextAssumed { bytes, .. } => {
                 format!("The CUDA context of {bytes} is assumed; a measurement replaces it.")
+            }
+            Caveat::CommunicatorsAssumed { bytes, .. } => {
+                format!(
+                    "NCCL's communicators are assumed to take {bytes} beside the context; a measurement replaces it."
+                )
             }
             Caveat::RuleOfThumb { trained, attention, intermediate } => {
                 let gb = |bytes: Bytes| format!("{} GB", three_digits(bytes.as_f64() / 1e9));

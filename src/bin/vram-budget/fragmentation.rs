@@ -66,13 +66,14 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 /// The plan's card; of a plan without one, those cards of the catalogue that the run may or may not fit, by memory.
 fn cards(plan: &Plan, first: &Outcome) -> Result<Vec<Card>, Vec<Issue>> {
     if plan.machine.gpu.is_some() {
-        let hardware = plan.machine.resolve()?;
+        let hardware = plan.hardware()?;
         let name = hardware.name.clone().unwrap_or_default();
         return Ok(usable(&hardware).map(|usable| Card { name, usable }).into_iter().collect());
     }
     let of = |name: &str| {
         let gpu = Some(GpuChoice::Catalogue(name.into()));
-        let usable = usable(&Machine { gpu, ..plan.machine.clone() }.resolve().ok()?)?;
+        let machine = Machine { gpu, ..plan.machine.clone() };
+        let usable = usable(&Plan { machine, ..plan.clone() }.hardware().ok()?)?;
         Some(Card { name: name.into(), usable })
     };
     let mut all: Vec<Card> = gpus().iter().filter_map(|gpu| of(&gpu.name)).collect();

@@ -51,6 +51,9 @@ pub(crate) struct PlanArgs {
     /// The process's CUDA context [default: assumed by the GPU's generation]
     #[arg(long, value_name = "SIZE", value_parser = size, help_heading = "Machine")]
     context: Option<Bytes>,
+    /// What NCCL's communicators take in the process [default: assumed by their number]
+    #[arg(long, value_name = "SIZE", value_parser = size, help_heading = "Machine")]
+    communicators: Option<Bytes>,
 
     /// Which dtype holds what; `unknown` tries them all [default: amp_bf16]
     #[arg(long, value_parser = precision(), help_heading = "Recipe")]
@@ -364,6 +367,7 @@ impl PlanArgs {
         replace(&mut machine.mig_slice_bytes, self.mig_slice);
         replace(&mut machine.in_use_bytes, self.in_use);
         replace(&mut machine.context_bytes, self.context);
+        replace(&mut machine.communicator_bytes, self.communicators);
     }
 
     fn change_recipe(&self, recipe: &mut Recipe) {

@@ -29,7 +29,8 @@ fn change(situation: &Situation<'_>) -> Option<Plan> {
     larger.into_iter().find_map(|(_, gpu)| {
         // Others' memory stays on the old card; a slice or a context that was given belongs to it too.
         let machine = Machine { gpu: Some(GpuChoice::Catalogue(gpu.name.clone())), ..Machine::default() };
-        let verdict = judge(tiers, &machine.resolve().ok()?, &plan.policy, &plan.recipe);
-        (verdict.kind == VerdictKind::Fits).then(|| Plan { machine, ..(*plan).clone() })
+        let larger = Plan { machine, ..(*plan).clone() };
+        let verdict = judge(tiers, &larger.hardware().ok()?, &larger);
+        (verdict.kind == VerdictKind::Fits).then_some(larger)
     })
 }

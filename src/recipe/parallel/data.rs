@@ -23,6 +23,13 @@ pub enum DataParallel {
 }
 
 impl DataParallel {
+    /// Whether memory that is in use on another stream comes back when an event has passed (`record_stream`), so that
+    /// what is reserved depends on how far the device lags behind: FSDP1 and ZeRO-3.
+    #[must_use]
+    pub const fn waits_on_events(&self) -> bool {
+        matches!(self, Self::Fsdp1(_) | Self::DeepSpeed(DeepSpeed { stage: 3, .. }))
+    }
+
     /// The name in documents.
     #[must_use]
     pub const fn name(&self) -> &'static str {

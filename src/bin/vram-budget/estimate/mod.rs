@@ -23,16 +23,16 @@ pub(crate) struct Args {
     #[command(flatten)]
     plan: PlanArgs,
     /// One JSON document instead of the text
-    #[arg(long)]
+    #[arg(long, help_heading = "Output")]
     json: bool,
     /// The walk itself, one tensor a line, instead of the estimate
-    #[arg(long, conflicts_with_all = ["json", "measured"])]
+    #[arg(long, help_heading = "Output", conflicts_with_all = ["json", "measured"])]
     events: bool,
     /// Compare with what was measured: a measurement document or the script's output; - is stdin
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, help_heading = "Output", value_name = "FILE")]
     measured: Option<PathBuf>,
     /// The unit of the measured figures, where they are not bytes
-    #[arg(long, requires = "measured", value_parser = unit())]
+    #[arg(long, help_heading = "Output", requires = "measured", value_parser = unit())]
     unit: Option<Unit>,
 }
 

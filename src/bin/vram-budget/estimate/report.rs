@@ -11,7 +11,8 @@ use vram_budget::estimate::{Note, binding_phase, read_model};
 use vram_budget::machine::GpuChoice;
 use vram_budget::model::ModelSource;
 use vram_budget::plan::Plan;
-use vram_budget::recipe::Checkpointing;
+use vram_budget::recipe::parallel::DataParallel;
+use vram_budget::recipe::{Checkpointing, Parallel};
 use vram_budget::step::capacity::SmallestCard;
 use vram_budget::step::log::Phase;
 use vram_budget::step::readings::{CheckpointReadings, Holder, PhaseReadings};
@@ -129,7 +130,24 @@ fn job(text: &dyn Catalogue, plan: &Plan, out: &mut dyn Write) -> io::Result<()>
         out,
         "\n{model} on {gpu}: {method}{precision}, {optimizer}, micro-batch {} × {} tokens, accumulation {}, {checkpointing}",
         recipe.micro_batch, recipe.seq_len, recipe.grad_accum,
-    )
+    )?;
+    if plan.parallel.is_single() { Ok(()) } else { writeln!(out, "{}", layout(&plan.parallel)) }
+}
+
+/// How the job is spread over GPUs.
+fn layout(parallel: &Parallel) -> String {
+    let wrapper = match &parallel.data {
+        DataParallel::None => String::new(),
+        DataParallel::Ddp(_) => "DDP over ".into(),
+        DataParallel::Fsdp1(_) => "FSDP1 over ".into(),
+        DataParallel::Fsdp2(_) => "FSDP2 over ".into(),
+        DataParallel::DeepSpeed(options) => format!("DeepSpeed ZeRO-{} over ", options.stage),
+    };
+    let tensor = match parallel.tensor.size {
+        0 | 1 => String::new(),
+        size => format!(" times {size} tensor-parallel ranks"),
+    };
+    format!("{wrapper}{} data-parallel ranks{tensor}; the figures are those of rank 0", parallel.data_ranks())
 }
 
 /// Five parts × four instants in GiB, and the tiers.
