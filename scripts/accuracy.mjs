@@ -3,7 +3,11 @@
 import { execFileSync } from "node:child_process";
 import { readFileSync, writeFileSync } from "node:fs";
 
-const TABLES = ["cases", "recipes"];
+const TABLES = [
+  ["cases", "family", "training-steps/cases"],
+  ["recipes", "family", "training-steps/recipes"],
+  ["distributed", "kind", "distributed-steps/cases"],
+];
 
 const figures = (errors) => {
   if (errors.length === 0) return "– | – | –";
@@ -12,10 +16,10 @@ const figures = (errors) => {
   return [at(0.5), at(0.95), at(1)].map((x) => x.toFixed(2)).join(" | ");
 };
 
-const table = (name) => {
+const table = (by, path) => {
   const out = execFileSync(
     "cargo",
-    ["run", "--quiet", "--locked", "--release", "--", "validate", "--json", `tests/data/training-steps/${name}.jsonl`],
+    ["run", "--quiet", "--locked", "--release", "--", "validate", "--json", `tests/data/${path}.jsonl`],
     { encoding: "utf8", maxBuffer: 1 << 30, stdio: ["ignore", "pipe", "inherit"] },
   );
   const families = new Map();
@@ -35,7 +39,7 @@ const table = (name) => {
       `| ${family} | ${of.cases} | ${of.refused} | ${figures(of.max_allocated)} | ${figures(of.max_reserved)} |`,
   );
   return [
-    "| family | cases | refused | allocated peak: median | 95th | worst | reserved peak: median | 95th | worst |",
+    `| ${by} | cases | refused | allocated peak: median | 95th | worst | reserved peak: median | 95th | worst |`,
     "|---|--:|--:|--:|--:|--:|--:|--:|--:|",
     ...rows,
   ].join("\n");
@@ -43,11 +47,11 @@ const table = (name) => {
 
 const readme = readFileSync("README.md", "utf8");
 let next = readme;
-for (const name of TABLES) {
+for (const [name, by, path] of TABLES) {
   const [BEGIN, END] = ["begin", "end"].map((at) => `<!-- accuracy ${name}:${at} -->`);
   const [before, after] = [next.indexOf(BEGIN), next.indexOf(END)];
   if (before < 0 || after < before) throw new Error(`README.md has no ${BEGIN} … ${END}`);
-  const made = table(name);
+  const made = table(by, path);
   console.log(made);
   next = `${next.slice(0, before + BEGIN.length)}\n${made}\n${next.slice(after)}`;
 }
