@@ -64,7 +64,7 @@ fn peaks_are_as_measured() {
         counts,
         [
             ("ddp", 26),
-            ("fsdp1", 20),
+            ("fsdp1", 40),
             ("fsdp2", 53),
             ("hsdp", 2),
             ("none", 4),
@@ -105,7 +105,7 @@ fn readings_are_exact() {
         }
         seen += 1;
     }
-    assert_eq!(seen, 148 + 23);
+    assert_eq!(seen, 168 + 28);
 }
 
 /// What the optimizer holds on each rank at a stage of ZeRO.

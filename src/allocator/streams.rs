@@ -1,6 +1,6 @@
 //! Blocks that other streams use: freed, they wait for these streams' events.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::Allocator;
 use super::block::BlockId;
@@ -10,12 +10,38 @@ use super::block::BlockId;
 pub(super) struct CrossStream {
     /// Streams that used a live block, other than its own.
     uses: BTreeMap<u32, BTreeSet<u32>>,
-    /// The block of each recorded event, oldest first.
-    pending: Vec<u32>,
+    /// Recorded events, oldest first: the block, the stream, and which of that stream's events it is.
+    pending: Vec<(u32, u32, u32)>,
     /// Recorded events have not finished, until told otherwise.
     unfinished: bool,
-    /// Of these the first so many have.
-    passed: usize,
+    /// Of these so many of each stream have.
+    passed: Clock,
+    /// What each stream comes after.
+    clocks: BTreeMap<u32, Clock>,
+    /// What comes before each event that the host will wait for, oldest first.
+    awaited: VecDeque<Clock>,
+}
+
+/// How many of each stream's events lie in the past of a moment.
+#[derive(Clone, Debug, Default)]
+struct Clock(Vec<(u32, u32)>);
+
+impl Clock {
+    fn of(&mut self, stream: u32) -> &mut u32 {
+        let at = self.0.iter().position(|(s, _)| *s == stream).unwrap_or_else(|| {
+            self.0.push((stream, 0));
+            self.0.len() - 1
+        });
+        &mut self.0[at].1
+    }
+
+    /// What lies in the past of `other` does so here.
+    fn join(&mut self, other: &Self) {
+        for (stream, events) in &other.0 {
+            let own = self.of(*stream);
+            *own = (*own).max(*events);
+        }
+    }
 }
 
 impl Allocator {
@@ -40,7 +66,31 @@ impl Allocator {
 
     /// The host has waited for the device: every event has passed, and the next allocation finds it so.
     pub fn finish_pending(&mut self) {
-        self.cross_stream.passed = self.cross_stream.pending.len();
+        let CrossStream { clocks, passed, .. } = &mut self.cross_stream;
+        clocks.values().for_each(|clock| passed.join(clock));
+    }
+
+    /// `Stream.wait_stream`: what `stream` does from here on comes after what `other` has in hand. The host does not wait.
+    pub fn wait_stream(&mut self, stream: u32, other: u32) {
+        let clocks = &mut self.cross_stream.clocks;
+        if let Some(other) = clocks.get(&other).cloned() {
+            clocks.entry(stream).or_default().join(&other);
+        }
+    }
+
+    /// `stream` records an event that the host will wait for.
+    pub fn record_event(&mut self, stream: u32) {
+        let clock = self.cross_stream.clocks.get(&stream).cloned().unwrap_or_default();
+        self.cross_stream.awaited.push_back(clock);
+    }
+
+    /// The host waits for the oldest of its events where there are `n` or more: all that comes before it has passed.
+    pub fn await_oldest_of(&mut self, n: usize) {
+        if self.cross_stream.awaited.len() >= n
+            && let Some(clock) = self.cross_stream.awaited.pop_front()
+        {
+            self.cross_stream.passed.join(&clock);
+        }
     }
 
     /// The freed block waits for every other stream that used it.
@@ -48,9 +98,11 @@ impl Allocator {
         let uses = self.cross_stream.uses.remove(&block).unwrap_or_default();
         let b = &mut self.blocks[block];
         b.used_elsewhere = false;
-        for _ in uses {
+        for stream in uses {
             b.events += 1;
-            self.cross_stream.pending.push(block);
+            let event = self.cross_stream.clocks.entry(stream).or_default().of(stream);
+            *event += 1;
+            self.cross_stream.pending.push((block, stream, *event));
         }
     }
 
@@ -58,20 +110,20 @@ impl Allocator {
     #[inline]
     pub(super) fn poll_events(&mut self) {
         if !self.cross_stream.pending.is_empty() && !self.flush_is_blocked() {
-            let all = self.cross_stream.pending.len();
-            self.finish_first(if self.cross_stream.unfinished { self.cross_stream.passed } else { all });
+            self.finish_passed(self.cross_stream.unfinished);
         }
     }
 
     /// Waits for all events.
     pub(super) fn finish_events(&mut self) {
-        self.finish_first(self.cross_stream.pending.len());
+        self.finish_passed(false);
     }
 
-    fn finish_first(&mut self, n: usize) {
-        self.cross_stream.passed = 0;
-        let rest = self.cross_stream.pending.split_off(n);
-        for block in core::mem::replace(&mut self.cross_stream.pending, rest) {
+    /// Takes back blocks, oldest event first: those alone whose events are known to have passed, or all.
+    fn finish_passed(&mut self, known: bool) {
+        let CrossStream { pending, passed, .. } = &mut self.cross_stream;
+        let finished: Vec<_> = pending.extract_if(.., |(_, stream, at)| !known || *at <= *passed.of(*stream)).collect();
+        for (block, ..) in finished {
             let b = &mut self.blocks[block];
             b.events -= 1;
             if b.events == 0 {

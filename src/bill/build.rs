@@ -90,7 +90,7 @@ impl<'a> Live<'a> {
                 }
             }
             Event::Layer(layer) => self.layer = layer,
-            Event::Enter(_) | Event::Mark(_) | Event::EmptyCache | Event::Uses(..) | Event::Synchronize => {}
+            Event::Enter(_) | Event::Mark(_) | Event::EmptyCache | Event::Uses(..) | Event::Sync(_) => {}
         }
     }
 

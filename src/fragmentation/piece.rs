@@ -3,7 +3,7 @@
 //! Whatever its length, a step of one recipe runs the same program: what is alive where a piece begins is the same list of
 //! tensors, in the order in which they were allocated. So the pieces of walks at different lengths join at these points.
 
-use crate::step::log::{Event, Mark, Phase, Stream};
+use crate::step::log::{Event, Mark, Phase, Stream, Sync};
 use crate::step::repeat::expand;
 use crate::step::train::Walk;
 
@@ -16,8 +16,8 @@ pub(super) enum Op {
     Free(u32),
     /// Another stream uses the block of this number.
     Uses(u32, Stream),
-    /// The host waits for the device.
-    Synchronize,
+    /// A stream or the host waits.
+    Sync(Sync),
 }
 
 /// A stretch of a walk between two points at which pieces join. What was alive when it began has the first numbers.
@@ -66,7 +66,7 @@ impl Pieces {
                 Event::Alloc(id) => cutter.alloc(id),
                 Event::Free(id) => cutter.free(id),
                 Event::Uses(id, stream) => cutter.ops.push(Op::Uses(cutter.numbers[id as usize], stream)),
-                Event::Synchronize => cutter.ops.push(Op::Synchronize),
+                Event::Sync(sync) => cutter.ops.push(Op::Sync(sync)),
                 // Generation and scoring have lengths of their own.
                 Event::Mark(Mark::Phase(phase)) if (Phase::Generation..Phase::Update).contains(&phase) => return None,
                 Event::Mark(Mark::Step) if build.is_none() => build = Some(cutter.cut(cutter.alive())),

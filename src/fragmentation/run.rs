@@ -189,7 +189,7 @@ impl<'a> Run<'a> {
                         self.allocator.record_stream(*block, stream as u32);
                     }
                 }
-                Op::Synchronize => self.allocator.finish_pending(),
+                Op::Sync(sync) => sync.apply(&mut self.allocator),
                 Op::Free(number) => {
                     if let Some(block) = self.blocks.get_mut(number as usize) {
                         self.allocator.free(core::mem::replace(block, BlockId::NULL));

@@ -4,6 +4,7 @@ use core::cell::{Cell, RefCell};
 
 use serde::{Deserialize, Serialize};
 
+use crate::allocator::Allocator;
 use crate::bill::{Instant, Part};
 use crate::step::shape::{Dim, MAX_RANK, Shape};
 use crate::units::{Bytes, MAX_DOCUMENT_BYTES};
@@ -28,8 +29,33 @@ pub enum Event {
     EmptyCache,
     /// The stream uses the storage, which after it is freed waits for that stream (`Tensor.record_stream`).
     Uses(u32, Stream),
+    /// What the host or a stream waits for.
+    Sync(Sync),
+}
+
+/// What orders streams and the host among each other. It matters only to events on a device that lags behind its host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sync {
     /// The host waits for the device: every event has passed.
-    Synchronize,
+    Device,
+    /// The first stream waits for what the second has in hand (`Stream.wait_stream`); the host does not.
+    Wait(Stream, Stream),
+    /// The stream records an event that the host will wait for (`_FreeEventQueue.enqueue`).
+    Record(Stream),
+    /// The host waits for the oldest of them if there are two or more (`_FreeEventQueue.dequeue_if_needed`).
+    Await,
+}
+
+impl Sync {
+    /// Tells the allocator of it.
+    pub(crate) fn apply(self, allocator: &mut Allocator) {
+        match self {
+            Self::Device => allocator.finish_pending(),
+            Self::Wait(stream, other) => allocator.wait_stream(stream as u32, other as u32),
+            Self::Record(stream) => allocator.record_event(stream as u32),
+            Self::Await => allocator.await_oldest_of(2),
+        }
+    }
 }
 
 /// A CUDA stream. Memory that was freed on one is reused on that one alone.
@@ -54,7 +80,7 @@ impl Event {
     pub const fn storage(self) -> Option<u32> {
         match self {
             Self::Alloc(id) | Self::Free(id) | Self::Becomes(id, _) | Self::Uses(id, _) => Some(id),
-            Self::Enter(_) | Self::Mark(_) | Self::Layer(_) | Self::EmptyCache | Self::Synchronize => None,
+            Self::Enter(_) | Self::Mark(_) | Self::Layer(_) | Self::EmptyCache | Self::Sync(_) => None,
         }
     }
 

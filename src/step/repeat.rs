@@ -50,7 +50,7 @@ pub(crate) fn is_repeatable(walk: &Walk) -> bool {
                 }
                 freed[id as usize] = (phase, layer != 0);
             }
-            Event::Alloc(_) | Event::Becomes(..) | Event::EmptyCache | Event::Uses(..) | Event::Synchronize => {}
+            Event::Alloc(_) | Event::Becomes(..) | Event::EmptyCache | Event::Uses(..) | Event::Sync(_) => {}
         }
     }
     let of = |layer: u32| walk.tensors.iter().zip(&freed).filter(move |(t, _)| t.layer == layer);

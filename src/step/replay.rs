@@ -129,7 +129,7 @@ impl Replay {
             Event::Layer(_) => {}
             Event::EmptyCache => self.allocator.empty_cache(),
             Event::Uses(id, stream) => self.allocator.record_stream(self.blocks[id as usize], stream as u32),
-            Event::Synchronize => self.allocator.finish_pending(),
+            Event::Sync(sync) => sync.apply(&mut self.allocator),
             Event::Mark(mark) => self.read(walk, mark),
         }
         Ok(())

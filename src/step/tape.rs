@@ -9,7 +9,7 @@ use crate::bill::{Instant, Part};
 use crate::recipe::LigerKernel;
 use crate::step::autograd::Node;
 use crate::step::checkpoint::Hooks;
-use crate::step::log::{Belongs, Event, Log, Mark, Stream};
+use crate::step::log::{Belongs, Event, Log, Mark, Stream, Sync};
 use crate::step::parallel::Wrapper;
 use crate::step::parallel::tp::{Layout, flagged};
 use crate::step::shape::{Dim, Shape};
@@ -341,7 +341,12 @@ impl Tape {
 
     /// The host waits for the device.
     pub(crate) fn synchronize(&self) {
-        self.0.log.push(Event::Synchronize);
+        self.sync(Sync::Device);
+    }
+
+    /// A stream or the host waits.
+    pub(crate) fn sync(&self, sync: Sync) {
+        self.0.log.push(Event::Sync(sync));
     }
 
     pub(crate) fn empty_cache(&self) {

@@ -50,3 +50,29 @@ fn requests_for_nothing_get_nothing() {
     allocator.free(nothing);
     assert_eq!((allocator.sizes(nothing), allocator.stats()), ((0, 0), Default::default()));
 }
+
+/// On a device that lags, a freed block that another stream used comes back once the host has waited for an event that lies
+/// after that use, however many streams lie between; not before, and not for an event that does not.
+#[test]
+fn a_block_comes_back_once_the_host_waited_for_what_came_after_its_use() {
+    let pending = |waits: &[(u32, u32)]| {
+        let mut allocator = allocator(1000, "");
+        allocator.set_events_pending(true);
+        let block = allocator.malloc(30 * MIB, 0).unwrap();
+        allocator.record_stream(block, 1);
+        allocator.free(block);
+        waits.iter().for_each(|&(stream, other)| allocator.wait_stream(stream, other));
+        allocator.record_event(3);
+        allocator.malloc(30 * MIB, 0).unwrap();
+        let before = allocator.stats().reserved.current;
+        // One event is too few for the host to wait.
+        allocator.await_oldest_of(2);
+        allocator.await_oldest_of(1);
+        allocator.malloc(30 * MIB, 0).unwrap();
+        (before, allocator.stats().reserved.current)
+    };
+    let (two, three) = (Bytes::mib(60), Bytes::mib(90));
+    assert_eq!(pending(&[(2, 1), (3, 2)]), (two, two));
+    assert_eq!(pending(&[(3, 2), (2, 1)]), (two, three));
+    assert_eq!(pending(&[]), (two, three));
+}

@@ -91,6 +91,9 @@ fn float(name: &str) -> Option<FloatName> {
 pub(super) fn read(raw: Map<String, Value>, recipe: &mut Recipe, to: &mut Parallel, issues: &mut Vec<Issue>) {
     let mut f = Fields { raw, issues };
     let kind: String = f.get("kind").unwrap_or_default();
+    // Here alone `null` is a choice and not the default (`backward_prefetch=None`).
+    let unset = if f.raw.contains_key("backward_prefetch") { Prefetch::None } else { Prefetch::BackwardPre };
+    let prefetch = f.get("backward_prefetch").unwrap_or(unset);
     to.world_size = f.number("world", 1);
     to.data = match kind.as_str() {
         "none" => {
@@ -115,7 +118,7 @@ pub(super) fn read(raw: Map<String, Value>, recipe: &mut Recipe, to: &mut Parall
             mixed_precision: f.mixed_precision(),
             use_orig_params: f.flag("use_orig_params", true),
             limit_all_gathers: f.flag("limit_all_gathers", true),
-            backward_prefetch: f.get("backward_prefetch").unwrap_or(Prefetch::BackwardPre),
+            backward_prefetch: prefetch,
             forward_prefetch: f.flag("forward_prefetch", false),
             no_sync: f.flag("no_sync", false),
             checkpoint_wrapper: f.checkpointing(recipe),

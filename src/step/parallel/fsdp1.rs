@@ -11,7 +11,7 @@ use crate::plan::Plan;
 use crate::recipe::parallel::{Fsdp1, Prefetch, ShardingStrategy};
 use crate::step::autograd::Recorder;
 use crate::step::load::layer_of;
-use crate::step::log::Stream;
+use crate::step::log::{Stream, Sync};
 use crate::step::parallel::flat::flat;
 use crate::step::parallel::{ROOT, Wrapper, on_backward_of, on_gradient};
 use crate::step::shape::{Dim, Shape};
@@ -324,13 +324,21 @@ impl FullySharded {
         }
     }
 
-    /// `_unshard`.
-    fn unshard(&self, unit: &Unit) {
-        if unit.gathered.replace(true) {
-            return;
+    /// `_unshard`. What is cast is there before the host waits for memory of what was gathered before.
+    fn unshard(&self, tape: &Tape, unit: &Unit) {
+        let gathers = !unit.gathered.replace(true);
+        if gathers {
+            // Without shards the cast is what modules see.
+            unit.cast.as_ref().or((!self.sharded()).then_some(&unit.whole)).inspect(|cast| cast.provide());
+            if self.casts() {
+                tape.sync(Sync::Wait(Stream::AllGather, Stream::CopyIn));
+            }
         }
-        if let Some(cast) = &unit.cast {
-            cast.provide();
+        if self.options.limit_all_gathers {
+            tape.sync(Sync::Await);
+        }
+        if !gathers {
+            return;
         }
         unit.whole.provide();
         if let Some(cast) = &unit.cast {
@@ -339,12 +347,15 @@ impl FullySharded {
         }
     }
 
-    /// `_reshard`.
-    fn reshard(&self, unit: &Unit, free: bool) {
+    /// `_reshard` on `stream`.
+    fn reshard(&self, tape: &Tape, unit: &Unit, free: bool, stream: Stream) {
         let goes = if self.sharded() { free } else { self.casts() };
         if goes && unit.gathered.replace(false) {
-            unit.whole.used_on(Stream::Default);
+            unit.whole.used_on(stream);
             unit.whole.withdraw();
+        }
+        if self.sharded() && free && self.options.limit_all_gathers {
+            tape.sync(Sync::Record(stream));
         }
         unit.prefetched.set(false);
     }
@@ -357,9 +368,10 @@ impl FullySharded {
         }
         let (sizes, dtype) = (unit.sizes.clone(), self.compute);
         let outs: Vec<Tensor> = unit.views.iter().map(|v| v.alias(*v.shape())).collect();
-        // The split was made on the stream that gathers, and its backward runs there.
+        // The split was made on the stream that gathers: its backward and what follows it, the hook on the gradient, run there.
         let outs = r.finish_many(outs, move |tape, grads| {
             grads.iter().flatten().for_each(|gradient| gradient.used_on(Stream::AllGather));
+            tape.sync(Sync::Wait(Stream::AllGather, Stream::Default));
             let all = tape.on_stream(Stream::AllGather, || {
                 // Padding has no gradient: zeros.
                 let padding = sizes.iter().filter(|(_, padding)| *padding);
@@ -368,7 +380,6 @@ impl FullySharded {
                 drop(zeros);
                 all
             });
-            all.used_on(Stream::Default);
             vec![Some(all)]
         });
         for (view, out) in unit.views.iter().zip(&outs) {
@@ -379,7 +390,7 @@ impl FullySharded {
     }
 
     /// `_prefetch_handle` in backward.
-    fn prefetch(&self, unit: &Unit, when: Prefetch) {
+    fn prefetch(&self, tape: &Tape, unit: &Unit, when: Prefetch) {
         if self.options.backward_prefetch != when {
             return;
         }
@@ -389,7 +400,7 @@ impl FullySharded {
             && next.needs_gather.get()
             && !next.prefetched.get()
         {
-            self.unshard(next);
+            self.unshard(tape, next);
             next.prefetched.set(true);
         }
     }
@@ -412,6 +423,7 @@ impl FullySharded {
         let total = unit.leaf.shape().numel().unwrap_or(0);
         let part = total.div_ceil(self.ranks);
         let sharded = self.sharded();
+        tape.sync(Sync::Wait(Stream::ReduceScatter, Stream::AllGather));
         let reduced = tape.on_stream(Stream::ReduceScatter, || {
             let mut gradient = computed.clone();
             if gradient.dtype() != self.reduce {
@@ -428,6 +440,7 @@ impl FullySharded {
         });
         let stream = if is_hybrid(&self.options) { Stream::AllReduce } else { Stream::ReduceScatter };
         if is_hybrid(&self.options) {
+            tape.sync(Sync::Wait(stream, Stream::ReduceScatter));
             reduced.used_on(stream);
         }
         let mut saved = reduced;
@@ -439,6 +452,11 @@ impl FullySharded {
             saved = wide;
         }
         let mut gradient = unit.gradient.borrow_mut();
+        if sharded && !self.options.use_orig_params {
+            // What the flat parameter kept of earlier micro-batches is added to (`prepare_gradient_for_backward`).
+            let kept = unit.trained.first().and_then(Tensor::leaf);
+            *gradient = kept.and_then(|leaf| leaf.grad.tensor.take());
+        }
         if gradient.is_none() {
             tape.becomes(&saved, Part::Gradients);
             *gradient = Some(saved);
@@ -463,6 +481,8 @@ impl Wrapper for FullySharded {
     fn before_forward(&self, tape: &Tape, module: u32, _args: &mut [Tensor]) {
         if module == ROOT {
             self.initialize(tape);
+            tape.sync(Sync::Wait(Stream::AllGather, Stream::Default));
+            tape.sync(Sync::Wait(Stream::CopyIn, Stream::Default));
             self.drop_cleared();
         }
         let Some(unit) = self.unit(module) else { return };
@@ -471,8 +491,9 @@ impl Wrapper for FullySharded {
         }
         unit.phase.set(Phase::Forward);
         if !unit.prefetched.get() {
-            self.unshard(unit);
+            self.unshard(tape, unit);
         }
+        tape.sync(Sync::Wait(Stream::Default, Stream::AllGather));
         self.use_views(tape, unit);
     }
 
@@ -484,7 +505,7 @@ impl Wrapper for FullySharded {
         let place = self.order.borrow().len();
         self.order.borrow_mut().push(module);
         unit.place.set(Some(place));
-        self.reshard(unit, module != ROOT && self.reshards());
+        self.reshard(tape, unit, module != ROOT && self.reshards(), Stream::Default);
         if tape.grad_enabled() {
             if module == ROOT {
                 self.callback_queued.set(false);
@@ -496,7 +517,7 @@ impl Wrapper for FullySharded {
         unit.phase.set(Phase::Idle);
     }
 
-    fn before_backward(&self, _tape: &Tape, module: u32) {
+    fn before_backward(&self, tape: &Tape, module: u32) {
         let Some(unit) = self.unit(module) else { return };
         if unit.ran_pre_backward.get() {
             return;
@@ -505,11 +526,14 @@ impl Wrapper for FullySharded {
             self.drop_cleared();
         }
         unit.phase.set(Phase::BackwardPre);
-        if unit.needs_gather.get() && !unit.prefetched.get() {
-            self.unshard(unit);
+        if unit.needs_gather.get() {
+            if !unit.prefetched.get() {
+                self.unshard(tape, unit);
+            }
+            tape.sync(Sync::Wait(Stream::Default, Stream::AllGather));
         }
         unit.needs_gather.set(false);
-        self.prefetch(unit, Prefetch::BackwardPre);
+        self.prefetch(tape, unit, Prefetch::BackwardPre);
         unit.ran_pre_backward.set(true);
     }
 
@@ -517,8 +541,8 @@ impl Wrapper for FullySharded {
     fn gradient_ready(&self, tape: &Tape, module: usize, gradient: Tensor) -> Option<Tensor> {
         let unit = self.units.get(module)?;
         unit.phase.set(Phase::BackwardPost);
-        self.reshard(unit, self.reduces.get() || self.reshards());
-        self.prefetch(unit, Prefetch::BackwardPost);
+        self.reshard(tape, unit, self.reduces.get() || self.reshards(), Stream::AllGather);
+        self.prefetch(tape, unit, Prefetch::BackwardPost);
         if !self.reduces.get() {
             return Some(gradient);
         }
@@ -527,11 +551,19 @@ impl Wrapper for FullySharded {
     }
 
     /// `_post_backward_final_callback`.
-    fn after_backward(&self, _tape: &Tape) {
+    fn after_backward(&self, tape: &Tape) {
+        // The engine's: where a gradient's last node ran.
+        tape.sync(Sync::Wait(Stream::Default, Stream::AllGather));
+        if self.reduces.get() {
+            tape.sync(Sync::Wait(Stream::Default, Stream::ReduceScatter));
+            if is_hybrid(&self.options) {
+                tape.sync(Sync::Wait(Stream::Default, Stream::AllReduce));
+            }
+        }
         self.order.borrow_mut().clear();
         for unit in &self.units {
             if unit.phase.get() != Phase::BackwardPost {
-                self.reshard(unit, self.reduces.get() || self.reshards());
+                self.reshard(tape, unit, self.reduces.get() || self.reshards(), Stream::Default);
             }
             unit.ran_pre_backward.set(false);
             unit.needs_gather.set(false);

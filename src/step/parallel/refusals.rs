@@ -4,7 +4,7 @@ use crate::issue::{Issue, IssueKind};
 use crate::model::family::Model;
 use crate::plan::Plan;
 use crate::recipe::optimizer::OptimizerName;
-use crate::recipe::parallel::{DataParallel, DeepSpeed, Fsdp1, Fsdp2, InitDevice, Wrap};
+use crate::recipe::parallel::{DataParallel, DeepSpeed, Fsdp1, Fsdp2, InitDevice, ShardingStrategy, Wrap};
 use crate::recipe::{Checkpointing, FloatName, Loss, OptimizerImpl, Precision, Recipe};
 
 /// Families whose layers are one list of modules, held against recorded steps of wrapped models.
@@ -62,8 +62,7 @@ pub(crate) fn refusals(model: &dyn Model, plan: &Plan) -> Vec<Issue> {
         DataParallel::None | DataParallel::Ddp(_) => {}
         DataParallel::Fsdp1(options) => {
             let tied = model.parameters().first().is_some_and(|words| words.linear);
-            let slow = parallel.slow_device;
-            for (on, what) in fsdp1(options, parallel.data_ranks(), tied, slow) {
+            for (on, what) in fsdp1(options, parallel.data_ranks(), tied, recipe.grad_accum > 1) {
                 if on {
                     not("parallel.data.fsdp1", what.into());
                 }
@@ -99,7 +98,8 @@ pub(crate) fn refusals(model: &dyn Model, plan: &Plan) -> Vec<Issue> {
     issues
 }
 
-fn fsdp1(options: &Fsdp1, ranks: u64, tied: bool, slow: bool) -> [(bool, &'static str); 7] {
+fn fsdp1(options: &Fsdp1, ranks: u64, tied: bool, accumulates: bool) -> [(bool, &'static str); 7] {
+    let whole = options.strategy == ShardingStrategy::NoShard;
     [
         (options.offload_cpu, "shards in host memory"),
         (options.mixed_precision.output.is_some(), "a dtype for buffers"),
@@ -108,7 +108,8 @@ fn fsdp1(options: &Fsdp1, ranks: u64, tied: bool, slow: bool) -> [(bool, &'stati
         // Each module is put on the device by itself.
         (tied, "FSDP1 over tied weights, whose tie is lost when they are put on the device"),
         (ranks / options.replicas.max(1) < 2, "FSDP1 over one rank"),
-        (slow, "FSDP1 on a device that lags behind its host"),
+        // Reserved memory was recorded to be another, in part by more.
+        (whole && accumulates, "gradients that FSDP1 accumulates without shards"),
     ]
 }
 

@@ -50,7 +50,7 @@ pub(super) fn print(plan: &Plan, out: &mut dyn Write) -> anyhow::Result<()> {
                 writeln!(out, "uses\t{id}\t\t\t{}\t{stream:?}\t\t{alive}", name(instant))?;
                 continue;
             }
-            Event::Synchronize => continue,
+            Event::Sync(_) => continue,
             Event::EmptyCache => {
                 writeln!(out, "empty_cache\t\t\t\t{}\t\t\t{alive}", name(instant))?;
                 continue;
