@@ -15,10 +15,10 @@ use vram_budget::text::{Catalogue, LinkProblem, Locale};
 use vram_budget::units::Bytes;
 use vram_budget::view::answer::Answer;
 use vram_budget::view::bill::BillTable;
-use vram_budget::view::measured::{Comparison, EXAMPLE_DOCUMENT, EXAMPLE_SCRIPT, unit_options};
+use vram_budget::view::measured::{EXAMPLE_DOCUMENT, EXAMPLE_OOM, EXAMPLE_SCRIPT, Understood, unit_options};
 use vram_budget::view::steps::steps;
 use vram_budget::view::timeline::Timeline;
-use vram_budget::view::{Action, Field, GpuPick, Notice, Section, State, Theme, Trained, example, job, link};
+use vram_budget::view::{Action, Field, GpuPick, MAX_READ, Notice, Section, State, Theme, Trained, example, job, link};
 
 fn text() -> &'static dyn Catalogue {
     Locale::En.text()
@@ -246,9 +246,9 @@ fn a_paste_goes_where_it_belongs() {
 
     let state = start().reduce(Action::Paste(EXAMPLE_SCRIPT.into()));
     assert_eq!(state.section, Section::Measured);
-    assert_eq!(state.measured.taken.as_ref().unwrap().readings.len(), 5);
+    assert_eq!(state.measured.taken[0].readings.len(), 5);
 
-    let state = start().reduce(Action::Paste("x".repeat((32 << 20) + 1)));
+    let state = start().reduce(Action::Paste("x".repeat(MAX_READ + 1)));
     assert!(matches!(state.notice, Some(Notice::TextTooLarge { .. })));
     assert!(state.measured.text.is_empty());
 }
@@ -273,13 +273,13 @@ fn figures_without_a_unit_are_asked_about() {
     let pasted =
         r#"{"base": 14.96, "forward_delta": 13.3, "backward_delta": 1.66, "step_delta": 29.92, "peak": 74.79}"#;
     let asked = start().reduce(Action::MeasuredText(pasted.into()));
-    assert_eq!(asked.measured.taken, None);
+    assert!(asked.measured.taken.is_empty());
     let options = unit_options(&asked.measured.question, pasted, text());
     assert!(options.iter().any(|(unit, label)| *unit == Unit::GiB && label.contains("74.8 GiB")), "{options:?}");
     let answered = asked.reduce(Action::MeasuredUnit(Unit::GiB));
     assert_eq!(answered.measured.unit, Some(Unit::GiB));
     let peak = vram_budget::measure::ReadingName::Step(Which::First, vram_budget::measure::StepReading::Peak);
-    assert_eq!(answered.measured.taken.as_ref().unwrap().bytes(peak), Some(80_305_151_017));
+    assert_eq!(answered.measured.taken[0].bytes(peak), Some(80_305_151_017));
 }
 
 #[test]
@@ -429,13 +429,74 @@ fn the_timeline_stays_in_its_frame_and_peaks_at_the_binding_instant() {
     }
 }
 
+fn understood(state: &State) -> Understood {
+    let decision = state.outcome.shown.as_ref().map(|shown| shown.decision());
+    Understood::new(&state.measured, decision, text(), Locale::En.report()).unwrap()
+}
+
+#[test]
+fn a_message_is_explained_and_changes_nothing_else() {
+    let before = start();
+    let state = before.reduce(Action::Paste(EXAMPLE_OOM.into()));
+    assert_eq!((&state.draft, &state.outcome, &state.notice), (&before.draft, &before.outcome, &None));
+    let understood = understood(&state);
+    let [report] = understood.reports.as_slice() else { panic!("{understood:?}") };
+    assert!(report.read_as.contains("14.7 GiB of 23.6 GiB allocated"), "{report:?}");
+    assert!(report.read_as.contains("asked for 202 MiB more"), "{report:?}");
+    assert!(report.causes[0].contains("7.38 GiB"), "the other process's: {report:?}");
+    assert!(report.first.is_some());
+    assert!(report.rows.is_empty(), "nothing of a step: {report:?}");
+}
+
+#[test]
+fn what_tools_print_is_understood() {
+    let rows = |text: &str| {
+        let state = after(&start(), [Action::MeasuredText(text.into())]);
+        assert_eq!(state.measured.error, None);
+        let understood = understood(&state);
+        understood.reports.into_iter().flat_map(|report| report.rows).collect::<Vec<_>>()
+    };
+    assert!(rows(include_str!("data/formats/smi-01-table-430.txt")).is_empty());
+    // The highest allocated and the highest reserved of a run are predicted.
+    for text in [
+        include_str!("data/formats/stats-01-flat.json"),
+        include_str!("data/formats/summary-03-pytorch-2.0-binary-units.txt"),
+    ] {
+        let rows = rows(text);
+        assert!(!rows.is_empty() && rows.iter().all(|row| row.exact.iter().all(Option::is_some)), "{rows:?}");
+    }
+}
+
+#[test]
+fn of_many_measurements_the_last_are_shown() {
+    let log: String = (0..20).map(|rank| EXAMPLE_OOM.replace("torch.", &format!("[rank{rank}]: torch."))).collect();
+    let understood = understood(&after(&start(), [Action::MeasuredText(log)]));
+    assert_eq!((understood.all, understood.reports.len()), (20, 8));
+    assert!(understood.reports[7].read_as.contains("rank 19"), "{understood:?}");
+}
+
+#[test]
+fn files_are_read_whatever_their_bytes() {
+    let events = include_bytes!("data/formats/events-01.tfevents").to_vec();
+    let state = start().reduce(Action::File(events));
+    assert_eq!((&state.measured.error, state.section), (&None, Section::Measured));
+    assert!(!state.measured.taken.is_empty());
+    // As PowerShell writes what a program prints.
+    let wide = |text: &str| [0xff, 0xfe].into_iter().chain(text.encode_utf16().flat_map(u16::to_le_bytes)).collect();
+    let state = start().reduce(Action::File(wide(EXAMPLE_OOM)));
+    assert_eq!(understood(&state).reports.len(), 1);
+    let plan = serde_json::to_string(&example()).unwrap();
+    assert_eq!(start().reduce(Action::File(wide(&plan))).notice, Some(Notice::PlanTaken));
+    assert!(start().reduce(Action::File(vec![0x80; 64])).measured.error.is_some());
+}
+
 #[test]
 fn predicted_and_measured_stand_side_by_side() {
     let state = after(&start(), [Action::MeasuredText(EXAMPLE_SCRIPT.into())]);
-    let decision = state.outcome.shown.as_ref().unwrap().decision();
-    let comparison = Comparison::new(&state.measured, Some(decision), text()).unwrap();
-    assert_eq!(comparison.rows.len(), 5);
-    for row in &comparison.rows {
+    let understood = understood(&state);
+    let [report] = understood.reports.as_slice() else { panic!("{understood:?}") };
+    assert_eq!(report.rows.len(), 5);
+    for row in &report.rows {
         let [predicted, measured, difference] = row.exact.map(Option::unwrap);
         assert_eq!(predicted - measured, difference);
         // The recorded run of this very job: within 1 % of its peak at every instant.

@@ -741,16 +741,18 @@ impl Catalogue for English {
             Label::TimelineNote => "The order of events, not clock time.",
             Label::TimelineAlt => "Memory through one training step. The bill above has the same figures as a table.",
             Label::PasteAsk => {
-                "Paste a measurement, or drop a file: the measuring script’s output or a vram-budget document."
+                "Paste what you have, or drop a file: an out-of-memory message or the log around it, nvidia-smi, memory_summary() or memory_stats(), figures by step, the measuring script’s output, a vram-budget document."
             }
-            Label::PasteLimit => "Text up to 32 MiB, files up to 2 GiB.",
+            Label::PasteLimit => "At most 4 MiB; vram-budget explain reads larger files.",
             Label::TryExample => "Or try an example:",
+            Label::ExampleOom => "out-of-memory message",
             Label::ExampleScript => "script output",
             Label::ExampleDocument => "measurement document",
             Label::Predicted => "Predicted",
             Label::MeasuredHead => "Measured",
             Label::Difference => "Difference",
             Label::ReadAs => "Read as:",
+            Label::TryFirst => "Try first:",
             Label::Forget => "Forget it",
             Label::UseItsJob => "Use the job it was measured on",
             Label::NothingYet => "nothing yet",
@@ -956,6 +958,7 @@ impl Catalogue for English {
                 };
                 format!("{what}: {figures}{unit}.")
             }
+            Msg::LastOf { shown, all } => format!("The last {shown} of {all} that the text holds:"),
             Msg::UnitOption { unit, peak } => format!("{}: a peak of {peak}", unit.symbol()),
             Msg::TextTooLarge { bytes, limit } => {
                 format!("The text has {bytes}; at most {limit} are read. Nothing was changed.")

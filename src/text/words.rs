@@ -142,12 +142,14 @@ pub enum Label {
     PasteAsk,
     PasteLimit,
     TryExample,
+    ExampleOom,
     ExampleScript,
     ExampleDocument,
     Predicted,
     MeasuredHead,
     Difference,
     ReadAs,
+    TryFirst,
     Forget,
     UseItsJob,
     NothingYet,
@@ -313,6 +315,8 @@ pub enum Msg<'a> {
     MeasurementRead,
     /// What a measurement was read as.
     ReadBack { readings: usize, unit: Option<Unit>, producer: Option<&'a str>, id: Option<&'a str> },
+    /// Of several measurements in one text, the last ones are shown.
+    LastOf { shown: usize, all: usize },
     /// A unit as an answer.
     UnitOption { unit: Unit, peak: &'a str },
     /// Text past the limit.

@@ -2,8 +2,11 @@
 
 use serde_json::Value;
 
-use crate::measure::{self, ImportError, Imported};
+use crate::measure::{self, ImportError, Imported, Options, Unit};
 use crate::plan::Plan;
+
+/// The longest text that the page reads, 4 MiB: it reads it in one go, while nothing else moves.
+pub const MAX_READ: usize = 4 << 20;
 
 /// What a text was recognised as.
 #[derive(Clone, Debug, PartialEq)]
@@ -15,13 +18,13 @@ pub enum Intake {
     /// A plan document that cannot be used: why, in the reader's words.
     BrokenPlan(ImportError),
     /// Everything else: what the importers of measurements make of it.
-    Measurement(Result<Imported, ImportError>),
+    Measurement(Result<Vec<Imported>, ImportError>),
 }
 
 /// Recognises `text` by its content. Where it is nothing known, the answer is the importers', who say what they expect.
 #[must_use]
 pub fn recognise(text: &str) -> Intake {
-    if text.len() <= measure::MAX_TEXT
+    if text.len() <= MAX_READ
         && text.trim_start().starts_with('{')
         && let Ok(Value::Object(object)) = serde_json::from_str(text)
     {
@@ -40,7 +43,18 @@ pub fn recognise(text: &str) -> Intake {
             };
         }
     }
-    Intake::Measurement(measure::import(text))
+    Intake::Measurement(read(text, None))
+}
+
+/// Reads `text` as whatever was measured, its figures in `unit` where they name none.
+///
+/// # Errors
+/// [`ImportError`]: what was expected, and where the text departs from it; a text longer than [`MAX_READ`].
+pub fn read(text: &str, unit: Option<Unit>) -> Result<Vec<Imported>, ImportError> {
+    if text.len() > MAX_READ {
+        return Err(ImportError::TooLarge { bytes: text.len() as u64, limit: MAX_READ as u64 });
+    }
+    measure::understand(text.as_bytes(), &Options { unit, columns: None })
 }
 
 #[cfg(test)]
@@ -58,7 +72,10 @@ mod tests {
         assert!(matches!(recognise(&misspelt), Intake::BrokenPlan(_)), "{:?}", recognise(&misspelt));
         let script =
             r#"{"base": 2000000000, "forward_delta": 1, "backward_delta": 1, "step_delta": 1, "peak": 3000000000}"#;
-        assert!(matches!(recognise(script), Intake::Measurement(Ok(Imported::Measurement { .. }))));
+        assert!(matches!(
+            recognise(script),
+            Intake::Measurement(Ok(found)) if matches!(found.as_slice(), [Imported::Measurement { .. }])
+        ));
         for garbage in ["", "hello", "{", "[1, 2]", "null", "{\"a\": 1}", "\u{0}\u{1}"] {
             assert!(matches!(recognise(garbage), Intake::Measurement(Err(_))), "{garbage:?}");
         }

@@ -19,7 +19,7 @@ pub mod timeline;
 
 pub use draft::{CONFIG_PATH, Draft, GpuPick, Trained};
 pub use field::Field;
-pub use intake::{Intake, recognise};
+pub use intake::{Intake, MAX_READ, read, recognise};
 pub use state::{Action, Measured, Notice, Outcome, Panel, Section, Shown, State, Theme, Undo, Work};
 
 use crate::machine::{GpuChoice, Machine};

@@ -6,13 +6,13 @@ use std::rc::Rc;
 use crate::bill::{Instant, Part};
 use crate::decide::{self, Decision, Deliberation, RemedyId};
 use crate::issue::Issue;
-use crate::measure::{self, ImportError, Imported, Measurement, Unit};
+use crate::measure::{self, ImportError, Imported, Measurement, Options, Unit};
 use crate::model::ModelSource;
 use crate::plan::{Plan, Policy};
 use crate::recipe::{Attention, Checkpointing, Loss, OptimizerImpl, OptimizerName, Precision};
 use crate::text::LinkProblem;
 use crate::units::Bytes;
-use crate::view::{Draft, Field, GpuPick, Intake, Trained, job, link, recognise};
+use crate::view::{Draft, Field, GpuPick, Intake, MAX_READ, Trained, job, link, read, recognise};
 
 /// How many tried remedies can be undone.
 const MAX_UNDO: usize = 32;
@@ -244,8 +244,8 @@ pub struct Measured {
     pub question: Vec<Unit>,
     /// The unit that was chosen.
     pub unit: Option<Unit>,
-    /// The last measurement that was understood.
-    pub taken: Option<Rc<Measurement>>,
+    /// What was understood last: none, or all that one text says.
+    pub taken: Rc<[Measurement]>,
 }
 
 /// Something to tell.
@@ -332,10 +332,12 @@ pub enum Action {
     MeasuredUnit(Unit),
     /// Forgot the measurement.
     Forget,
-    /// Took over the job that the measurement names.
+    /// Took over the job that the one measurement names.
     UseMeasuredPlan,
-    /// Pasted outside any field, or dropped or picked a file with this text.
+    /// Pasted or dropped this text outside any field.
     Paste(String),
+    /// Dropped or picked a file with these bytes.
+    File(Vec<u8>),
     /// Opened a link with this fragment.
     Link(String),
     /// Chose the colours.
@@ -465,11 +467,12 @@ impl State {
             Action::MeasuredUnit(unit) => self.read_measurement(self.measured.text.clone(), Some(unit)),
             Action::Forget => self.measured = Measured::default(),
             Action::UseMeasuredPlan => {
-                if let Some(plan) = self.measured.taken.as_ref().and_then(|m| m.plan.clone()) {
-                    self.load(&plan);
+                if let [Measurement { plan: Some(plan), .. }] = &*Rc::clone(&self.measured.taken) {
+                    self.load(plan);
                 }
             }
             Action::Paste(text) => self.paste(text),
+            Action::File(bytes) => self.take_file(&bytes),
             Action::Link(fragment) if Section::from_fragment(&fragment).is_some() => {
                 self.section = Section::from_fragment(&fragment).unwrap_or_default();
             }
@@ -593,30 +596,47 @@ impl State {
     fn read_measurement(&mut self, text: String, unit: Option<Unit>) {
         let result = match unit {
             _ if text.trim().is_empty() => {
-                self.measured = Measured { taken: self.measured.taken.take(), text, ..Measured::default() };
+                self.measured = Measured { taken: Rc::clone(&self.measured.taken), text, ..Measured::default() };
                 return;
             }
-            None => measure::import(&text),
-            Some(unit) => measure::import_in(&text, unit),
+            _ => read(&text, unit),
         };
         self.take_measurement(text, unit, result);
     }
 
-    fn take_measurement(&mut self, text: String, unit: Option<Unit>, result: Result<Imported, ImportError>) {
-        let taken = self.measured.taken.take();
+    fn take_measurement(&mut self, text: String, unit: Option<Unit>, result: Result<Vec<Imported>, ImportError>) {
+        let taken = Rc::clone(&self.measured.taken);
         self.measured = match result {
-            Ok(Imported::Measurement { measurement, .. }) => {
-                Measured { text, unit, taken: Some(measurement.into()), ..Measured::default() }
-            }
-            Ok(Imported::WhichUnit { candidates, .. }) => {
-                Measured { text, question: candidates, taken, ..Measured::default() }
+            Ok(found) => {
+                let (mut measurements, mut question) = (Vec::new(), Vec::new());
+                for one in found {
+                    match one {
+                        Imported::Measurement { measurement, .. } => measurements.push(*measurement),
+                        Imported::WhichUnit { candidates, .. } => question = candidates,
+                    }
+                }
+                if question.is_empty() {
+                    Measured { text, unit, taken: measurements.into(), ..Measured::default() }
+                } else {
+                    Measured { text, question, taken, ..Measured::default() }
+                }
             }
             Err(error) => Measured { text, error: Some(error), taken, ..Measured::default() },
         };
     }
 
+    fn take_file(&mut self, bytes: &[u8]) {
+        let text = measure::decoded(bytes);
+        if !text.contains('\u{fffd}') {
+            return self.paste(text.into_owned());
+        }
+        // TensorBoard's events, or a log with a broken character.
+        self.take_measurement(String::new(), None, measure::understand(bytes, &Options::default()));
+        self.section = Section::Measured;
+    }
+
     fn paste(&mut self, text: String) {
-        if text.len() > measure::MAX_TEXT {
+        if text.len() > MAX_READ {
             self.notice = Some(Notice::TextTooLarge { bytes: Bytes(text.len() as u64) });
             return;
         }

@@ -31,6 +31,10 @@ const STATES = {
     await page.getByRole("button", { name: "measurement document" }).click();
     await page.fill("#paste", "garbage");
   },
+  explained: async (page) => {
+    await page.getByRole("button", { name: "out-of-memory message" }).click();
+    await page.locator("#measured-status .cause").first().waitFor();
+  },
   "which unit": async (page) => {
     await page.fill("#paste", '{"base": 1.5, "forward_delta": 2, "backward_delta": 1, "step_delta": 3, "peak": 9}');
   },

@@ -1,5 +1,6 @@
 // What a person comes for: describe a job, read the verdict and the bill, walk the steps, compare a measurement.
 import assert from "node:assert/strict";
+import { readFileSync } from "node:fs";
 import { test } from "node:test";
 import { WIDTHS, answer, browser, closeAnswer, drop, eventually, openAnswer, pasteAnywhere } from "./browser.js";
 
@@ -213,6 +214,24 @@ for (const { name, ...size } of WIDTHS) {
     // What an optimizer lacks is not offered.
     await page.selectOption("#optimizer", { label: "Adafactor (PyTorch)" });
     await eventually(async () => assert.ok(!(await page.locator("#implementation").innerText()).includes("fused")));
+    await close();
+  });
+
+  test(`${name}: an out-of-memory message is read back and explained, pasted and dropped`, async () => {
+    const { page, close } = await b.open(size);
+    const before = await answer(page);
+    const text = readFileSync(new URL("../data/formats/oom-10-pytorch-2.2-other-process.txt", import.meta.url), "utf8");
+    for (const bring of [pasteAnywhere, (page, text) => drop(page, "log.txt", text)]) {
+      await bring(page, text);
+      const said = page.locator("#measured-status");
+      await eventually(async () => assert.match(await said.innerText(), /Read as: PyTorch 2\.2.*14\.7 GiB of 23\.6 GiB allocated.*asked for 202 MiB more/));
+      assert.match(await said.locator(".cause").first().innerText(), /7\.38 GiB/);
+      assert.match(await said.innerText(), /Try first:/);
+      assert.equal(await page.locator("#measured-table").count(), 0);
+      assert.deepEqual(await answer(page), before);
+      await page.getByRole("button", { name: "Forget it" }).click();
+      await eventually(async () => assert.equal(await said.locator(".cause").count(), 0));
+    }
     await close();
   });
 

@@ -1,10 +1,12 @@
 // Links, hostile input, failure, and the single file.
 import assert from "node:assert/strict";
+import { readFileSync } from "node:fs";
 import { pathToFileURL } from "node:url";
 import { test } from "node:test";
 import { DIST, answer, browser, drop, eventually, pasteAnywhere } from "./browser.js";
 
 const b = browser();
+const OOM = readFileSync(new URL("../data/formats/oom-15-pytorch-2.15-expandable-on.txt", import.meta.url), "utf8");
 const coded = (json) => `#v1=${Buffer.from(json).toString("base64url")}`;
 
 test("the inputs are in the link, and the link brings them back", async () => {
@@ -80,7 +82,7 @@ test("too much text and too large files are refused, and the page stays live", a
     data.setData("text/plain", globalThis.big);
     document.body.dispatchEvent(new ClipboardEvent("paste", { clipboardData: data, bubbles: true, cancelable: true }));
   });
-  await page.waitForFunction(() => document.querySelector("#notice").innerText.includes("32.0 MiB"));
+  await page.waitForFunction(() => document.querySelector("#notice").innerText.includes("at most 4.00 MiB"));
   // A file of 3 GiB, as the browser describes one: it is not read.
   await page.evaluate(() => {
     const file = new File(["{}"], "snapshot.json");
@@ -91,11 +93,26 @@ test("too much text and too large files are refused, and the page stays live", a
     Object.defineProperty(event, "dataTransfer", { value: { files: { length: 1, 0: file, item: () => file }, getData: () => "" } });
     document.body.dispatchEvent(event);
   });
-  await page.waitForFunction(() => document.querySelector("#notice").innerText.includes("2.00 GiB"));
+  await page.waitForFunction(() => document.querySelector("#notice").innerText.includes("3.00 GiB"));
   await page.fill("#seq-len", "1024");
   await page.waitForFunction(() => document.querySelector("#needed").innerText.startsWith("74.8"));
   await drop(page, "binary", "\u0000\u0001\u0002");
   await page.locator("#paste-issue").waitFor();
+  await close();
+});
+
+test("a long log is read at once, and says what it holds", async () => {
+  const { page, close } = await b.open();
+  const took = await page.evaluate((oom) => {
+    const line = "2026-01-02 03:04:05 INFO trainer: step 17 loss 2.3456 lr 1.0e-4 tokens/s 51234\n";
+    const data = new DataTransfer();
+    data.setData("text/plain", line.repeat(Math.floor((4 << 20) / line.length) - 30) + oom);
+    const start = performance.now();
+    document.body.dispatchEvent(new ClipboardEvent("paste", { clipboardData: data, bubbles: true, cancelable: true }));
+    return performance.now() - start;
+  }, OOM);
+  await page.locator("#measured-status .cause").first().waitFor();
+  assert.ok(took < 1000, `${Math.round(took)} ms`);
   await close();
 });
 

@@ -1,12 +1,11 @@
 //! What frames the page: head, navigation, notices, summary of issues, live region, foot.
 
 use vram_budget::decide::{Question, Status};
-use vram_budget::measure::MAX_TEXT;
 use vram_budget::plan::Framework;
 use vram_budget::text::{Label, Msg};
 use vram_budget::units::Bytes;
 use vram_budget::view::steps::Step;
-use vram_budget::view::{Action, Notice, Section, Theme, job};
+use vram_budget::view::{Action, MAX_READ, Notice, Section, Theme, job};
 use yew::prelude::*;
 
 use crate::app::go;
@@ -81,9 +80,9 @@ pub(crate) fn steps_nav(store: &Handle, steps: &[Step]) -> Html {
             (None, Section::Job) => ("none", job::model_name(state, text)),
             (None, Section::Measured) => (
                 "none",
-                match &state.measured.taken {
-                    Some(_) => text.say(&Msg::MeasurementRead),
-                    None => text.label(Label::NothingYet).into(),
+                match &*state.measured.taken {
+                    [] => text.label(Label::NothingYet).into(),
+                    _ => text.say(&Msg::MeasurementRead),
                 },
             ),
             (None, _) => ("idle", text.status(Status::Waits).into()),
@@ -122,7 +121,7 @@ pub(crate) fn notice_bar(store: &Handle) -> Html {
         Notice::ConfigTaken(name) => text.say(&Msg::ConfigTaken { name }),
         Notice::PlanTaken => text.say(&Msg::PlanTaken),
         Notice::PlanRefused(error) => text.import_error(error),
-        Notice::TextTooLarge { bytes } => text.say(&Msg::TextTooLarge { bytes: *bytes, limit: Bytes(MAX_TEXT as u64) }),
+        Notice::TextTooLarge { bytes } => text.say(&Msg::TextTooLarge { bytes: *bytes, limit: Bytes(MAX_READ as u64) }),
         Notice::FileTooLarge { name, bytes, limit } => {
             text.say(&Msg::FileTooLarge { name, bytes: *bytes, limit: *limit })
         }

@@ -1,9 +1,12 @@
-//! What was measured, against what is predicted.
+//! What was measured, against what is predicted. What is drawn once there is a measurement is out of line: the first
+//! answer is drawn without it.
 
 use vram_budget::measure::Unit;
-use vram_budget::text::{Catalogue, Label};
+use vram_budget::text::{Catalogue, Label, Msg};
 use vram_budget::view::Action;
-use vram_budget::view::measured::{Comparison, EXAMPLE_DOCUMENT, EXAMPLE_SCRIPT, unit_options};
+use vram_budget::view::measured::{
+    EXAMPLE_DOCUMENT, EXAMPLE_OOM, EXAMPLE_SCRIPT, Report, Row, Understood, unit_options,
+};
 use yew::prelude::*;
 
 use crate::controls::area_value;
@@ -16,7 +19,7 @@ pub(crate) fn measured_section(store: &Handle) -> Html {
     let state = &store.0;
     let measured = &state.measured;
     let decision = state.outcome.shown.as_ref().map(|shown| shown.decision());
-    let comparison = Comparison::new(measured, decision, text);
+    let understood = Understood::new(measured, decision, text, store.report());
     let error = measured.error.as_ref().map(|error| text.import_error(error));
     let example = |label: Label, of: &'static str| {
         html! {
@@ -46,6 +49,7 @@ pub(crate) fn measured_section(store: &Handle) -> Html {
                     </button>
                     <span class="small soft">
                         { text.label(Label::TryExample) }{ " " }
+                        { example(Label::ExampleOom, EXAMPLE_OOM) }{ ", " }
                         { example(Label::ExampleScript, EXAMPLE_SCRIPT) }{ ", " }
                         { example(Label::ExampleDocument, EXAMPLE_DOCUMENT) }
                     </span>
@@ -53,17 +57,16 @@ pub(crate) fn measured_section(store: &Handle) -> Html {
                 <div role="status" id="measured-status">
                     if let Some(error) = error { <p class="issue" id="paste-issue">{ error }</p> }
                     if !measured.question.is_empty() { { question(store, &measured.question, &measured.text) } }
-                    if let Some(comparison) = &comparison {
-                        <div class="readback"><p><strong>{ text.label(Label::ReadAs) }</strong>{ " " }{ comparison.read_as.clone() }</p></div>
-                    }
+                    if let Some(understood) = &understood { { reports(understood, text) } }
                 </div>
-                if let Some(comparison) = &comparison { { table(store, comparison, text) } }
+                if let Some(understood) = &understood { { tables(store, understood, text) } }
             </div>
         </section>
     }
 }
 
 /// In which unit the figures are.
+#[inline(never)]
 fn question(store: &Handle, units: &[Unit], pasted: &str) -> Html {
     let text = store.text();
     let option = |(unit, label): (Unit, String)| {
@@ -79,31 +82,51 @@ fn question(store: &Handle, units: &[Unit], pasted: &str) -> Html {
     }
 }
 
-fn table(store: &Handle, comparison: &Comparison, text: &dyn Catalogue) -> Html {
-    let exact = |bytes: Option<i64>| bytes.map(|bytes| format!("{bytes} B"));
+/// What was understood, why memory ran out and what to try.
+#[inline(never)]
+fn reports(understood: &Understood, text: &dyn Catalogue) -> Html {
+    let (shown, all) = (understood.reports.len(), understood.all);
     html! {
         <>
-            <table class="bill meas" id="measured-table">
-                <thead><tr>
-                    <th scope="col">{ text.label(Label::ReadingHead) }</th>
-                    <th scope="col" class="n">{ text.label(Label::Predicted) }</th>
-                    <th scope="col" class="n">{ text.label(Label::MeasuredHead) }</th>
-                    <th scope="col" class="n">{ text.label(Label::Difference) }</th>
-                </tr></thead>
-                <tbody>
-                    { for comparison.rows.iter().map(|row| html! {
-                        <tr>
-                            <th scope="row">{ row.name.clone() }</th>
-                            <td class="n" title={exact(row.exact[0])}>{ row.predicted.clone() }</td>
-                            <td class="n" title={exact(row.exact[1])}>{ row.measured.clone() }</td>
-                            <td class="n" title={exact(row.exact[2])}>{ row.difference.clone() }</td>
-                        </tr>
-                    }) }
-                </tbody>
-            </table>
-            <p class="note">{ text.label(Label::NoPlanNeeded) }</p>
+            if shown < all { <p>{ text.say(&Msg::LastOf { shown, all }) }</p> }
+            { for understood.reports.iter().map(|report| self::report(report, text)) }
+            { for understood.together.iter().map(|fact| html! { <p>{ fact.clone() }</p> }) }
+        </>
+    }
+}
+
+fn report(report: &Report, text: &dyn Catalogue) -> Html {
+    html! {
+        <div class="readback">
+            <p><strong>{ text.label(Label::ReadAs) }</strong>{ " " }{ report.read_as.clone() }</p>
+            { for report.causes.iter().map(|cause| html! { <p class="cause">{ cause.clone() }</p> }) }
+            if let Some(first) = report.first { <p><strong>{ text.label(Label::TryFirst) }</strong>{ " " }{ first }</p> }
+            { for report.facts.iter().map(|fact| html! { <p class="soft">{ fact.clone() }</p> }) }
+        </div>
+    }
+}
+
+/// The figures of a run beside the predicted ones, and what can be done with them.
+#[inline(never)]
+fn tables(store: &Handle, understood: &Understood, text: &dyn Catalogue) -> Html {
+    let compared: Vec<&Report> = understood.reports.iter().filter(|report| !report.rows.is_empty()).collect();
+    html! {
+        <>
+            { for compared.iter().enumerate().map(|(index, report)| html! {
+                <table class="bill meas" id={(index == 0).then_some("measured-table")}>
+                    if understood.all > 1 { <caption>{ report.read_as.clone() }</caption> }
+                    <thead><tr>
+                        <th scope="col">{ text.label(Label::ReadingHead) }</th>
+                        <th scope="col" class="n">{ text.label(Label::Predicted) }</th>
+                        <th scope="col" class="n">{ text.label(Label::MeasuredHead) }</th>
+                        <th scope="col" class="n">{ text.label(Label::Difference) }</th>
+                    </tr></thead>
+                    <tbody>{ for report.rows.iter().map(row) }</tbody>
+                </table>
+            }) }
+            if !compared.is_empty() { <p class="note">{ text.label(Label::NoPlanNeeded) }</p> }
             <div class="acts">
-                if comparison.has_plan {
+                if understood.has_plan {
                     <button class="btn" type="button" onclick={store.on(|_: MouseEvent| Action::UseMeasuredPlan)}>
                         { text.label(Label::UseItsJob) }
                     </button>
@@ -113,5 +136,17 @@ fn table(store: &Handle, comparison: &Comparison, text: &dyn Catalogue) -> Html 
                 </button>
             </div>
         </>
+    }
+}
+
+fn row(row: &Row) -> Html {
+    let exact = |bytes: Option<i64>| bytes.map(|bytes| format!("{bytes} B"));
+    html! {
+        <tr>
+            <th scope="row">{ row.name.clone() }</th>
+            <td class="n" title={exact(row.exact[0])}>{ row.predicted.clone() }</td>
+            <td class="n" title={exact(row.exact[1])}>{ row.measured.clone() }</td>
+            <td class="n" title={exact(row.exact[2])}>{ row.difference.clone() }</td>
+        </tr>
     }
 }

@@ -10,17 +10,13 @@ use gloo::file::callbacks::FileReader;
 use gloo::timers::callback::Timeout;
 use gloo::utils::{document, window};
 use vram_budget::units::Bytes;
-use vram_budget::view::{Action, Notice, Outcome, Shown, State, Theme, example, link};
+use vram_budget::view::{Action, MAX_READ, Notice, Outcome, Shown, State, Theme, example, link};
 use wasm_bindgen::{JsCast, JsValue};
 use web_sys::{ClipboardEvent, DragEvent, Element, HtmlElement, HtmlInputElement};
 use yew::prelude::*;
 
 use crate::store::Handle;
 
-/// The largest file that is opened.
-const MAX_FILE: u64 = 2 << 30;
-/// The largest text that a format known here has.
-const MAX_DOCUMENT: u64 = vram_budget::measure::MAX_TEXT as u64;
 /// How long the inputs rest before the URL follows, and before the live region speaks, in ms.
 const URL_REST: u32 = 300;
 const LIVE_REST: u32 = 900;
@@ -329,15 +325,15 @@ fn in_text_field(event: &web_sys::Event) -> bool {
 /// Reads a file as whatever its text is, within the limits.
 fn read(file: gloo::file::File, dispatcher: UseReducerDispatcher<crate::store::Store>) {
     let (name, size) = (file.name(), file.size());
-    let limit = if size > MAX_FILE { MAX_FILE } else { MAX_DOCUMENT };
-    if size > limit {
-        let notice = Notice::FileTooLarge { name, bytes: Bytes(size), limit: Bytes(limit) };
+    let limit = Bytes(MAX_READ as u64);
+    if size > limit.get() {
+        let notice = Notice::FileTooLarge { name, bytes: Bytes(size), limit };
         dispatcher.dispatch(Action::Notice(Some(notice)));
         return;
     }
-    let reader = gloo::file::callbacks::read_as_text(&file, move |text| {
-        dispatcher.dispatch(match text {
-            Ok(text) => Action::Paste(text),
+    let reader = gloo::file::callbacks::read_as_bytes(&file, move |bytes| {
+        dispatcher.dispatch(match bytes {
+            Ok(bytes) => Action::File(bytes),
             Err(_) => Action::Notice(Some(Notice::FileUnreadable)),
         });
     });

@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use vram_budget::text::{Catalogue, Locale};
+use vram_budget::text::{Catalogue, Locale, ReportCatalogue};
 use vram_budget::view::{Action, State};
 use yew::prelude::*;
 
@@ -31,6 +31,8 @@ pub(crate) type Handle = UseReducerHandle<Store>;
 pub(crate) trait Ask {
     /// The words of the page's language.
     fn text(&self) -> &'static dyn Catalogue;
+    /// Its words for what was measured.
+    fn report(&self) -> &'static dyn ReportCatalogue;
     /// A callback that dispatches what `action` makes of an event.
     fn on<E: 'static>(&self, action: impl Fn(E) -> Action + 'static) -> Callback<E>;
 }
@@ -38,6 +40,10 @@ pub(crate) trait Ask {
 impl Ask for Handle {
     fn text(&self) -> &'static dyn Catalogue {
         Locale::En.text()
+    }
+
+    fn report(&self) -> &'static dyn ReportCatalogue {
+        Locale::En.report()
     }
 
     fn on<E: 'static>(&self, action: impl Fn(E) -> Action + 'static) -> Callback<E> {

@@ -10,7 +10,7 @@ use vram_budget::bill::{Instant, Part};
 use vram_budget::decide::RemedyId;
 use vram_budget::machine::GpuChoice;
 use vram_budget::recipe::{Attention, Checkpointing, Loss, OptimizerImpl, OptimizerName, Precision};
-use vram_budget::view::measured::{EXAMPLE_DOCUMENT, EXAMPLE_SCRIPT};
+use vram_budget::view::measured::{EXAMPLE_DOCUMENT, EXAMPLE_OOM, EXAMPLE_SCRIPT};
 use vram_budget::view::{Action, Field, GpuPick, Notice, Panel, State, Trained, example};
 use yew::LocalServerRenderer;
 
@@ -138,6 +138,8 @@ fn states() -> Vec<(&'static str, State)> {
         ("QLoRA with DoRA", after([Action::Trained(Trained::Qlora), Action::Dora(true)])),
         ("LoRA beside nothing", after([Action::Trained(Trained::Lora), Action::Preset("resnet50".into())])),
         ("tried", after([Action::Try(RemedyId::FusedOptimizer, "something".into())])),
+        ("out of memory", after([Action::Paste(EXAMPLE_OOM.into())])),
+        ("a log of ranks", after([Action::MeasuredText(EXAMPLE_OOM.repeat(20))])),
         ("measured by script", after([Action::MeasuredText(EXAMPLE_SCRIPT.into())])),
         ("measured document", after([Action::Paste(EXAMPLE_DOCUMENT.into()), Action::UseMeasuredPlan])),
         (

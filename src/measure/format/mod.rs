@@ -31,7 +31,7 @@ mod trainer_state;
 mod vllm;
 mod xla;
 
-pub use reader::{Options, Reader, understand};
+pub use reader::{Options, Reader, decoded, understand};
 
 use serde::{Deserialize, Serialize};
 
@@ -150,7 +150,7 @@ enum Read {
     WhichUnit(Vec<Unit>),
 }
 
-/// What the page reads with its first program; [`understand`] reads everything.
+/// What a job writes of itself; [`understand`] reads everything.
 const FORMATS: [Format; 2] = [document::FORMAT, script::FORMAT];
 
 /// Reads a text as one of the two documents that a job writes of itself.

@@ -135,8 +135,9 @@ fn imported(measurement: Measurement) -> Imported {
     Imported::Measurement { format, measurement: Box::new(measurement) }
 }
 
-/// The text of a file: UTF-8, or UTF-16 as PowerShell writes it.
-fn decoded(bytes: &[u8]) -> std::borrow::Cow<'_, str> {
+/// The text of a file: UTF-8, or UTF-16 as PowerShell writes it. What is neither becomes U+FFFD.
+#[must_use]
+pub fn decoded(bytes: &[u8]) -> std::borrow::Cow<'_, str> {
     let wide = |decode: fn([u8; 2]) -> u16| {
         let units = bytes[2..].chunks_exact(2).map(|pair| decode([pair[0], pair[1]]));
         char::decode_utf16(units).map(|c| c.unwrap_or('\u{fffd}')).collect::<String>().into()
