@@ -173,14 +173,12 @@ impl Recorder {
         let recorded = tape.node_is_recorded() && inputs.iter().any(|t| t.requires_grad());
         debug_assert!(inputs.len() <= MAX_INPUTS);
         let node = recorded.then(|| {
-            let mut edges = Edges::default();
-            for (edge, input) in edges.iter_mut().zip(inputs) {
-                *edge = input.edge();
-            }
             let mut node = tape.unused_node();
             if let Some(own) = Rc::get_mut(&mut node) {
                 (own.sequence, own.scope, own.layer) = (tape.next_sequence(), tape.scope_name(), tape.layer());
-                own.edges = RefCell::new(edges);
+                for (edge, input) in own.edges.get_mut().iter_mut().zip(inputs) {
+                    *edge = input.edge();
+                }
                 own.dtensor.set(tape.runs_on_dtensors());
             }
             node
@@ -316,7 +314,7 @@ fn run(tape: &Tape, roots: Vec<(Edge, Tensor)>) {
             &all
         };
         let mut outputs = apply(tape, inputs);
-        let mut edges = node.edges.take();
+        let mut edges = node.edges.borrow_mut();
         for (edge, out) in edges.iter().zip(&mut outputs) {
             if let (Some(edge), Some(grad)) = (edge, out.take()) {
                 *out = Some(validated(tape, edge, grad));
@@ -336,6 +334,8 @@ fn run(tape: &Tape, roots: Vec<(Edge, Tensor)>) {
                 ready.push(Ready(edge.node));
             }
         }
+        *edges = Edges::default();
+        drop(edges);
         tape.set_scope(before);
         if Rc::strong_count(&node) == 1 {
             tape.put_back_node(node);

@@ -53,20 +53,24 @@ pub(crate) fn is_repeatable(walk: &Walk) -> bool {
             Event::Alloc(_) | Event::Becomes(..) | Event::EmptyCache | Event::Uses(..) | Event::Sync(_) => {}
         }
     }
-    let of = |layer: u32| walk.tensors.iter().zip(&freed).filter(move |(t, _)| t.layer == layer);
-    let what = |t: &TensorInfo| (t.bytes, t.part);
-    let like_middle = |layer: u32| {
-        let mut others = of(layer);
-        of(middle).all(|(t, &(phase, by_layer))| {
-            others.next().is_some_and(|(other, &(its_phase, _))| {
+    // The tensors of the middle layer and of its neighbours.
+    let mut around = [const { Vec::new() }; 3];
+    for (t, freed) in walk.tensors.iter().zip(freed) {
+        if let Some(layer) = around.get_mut((t.layer + 1).wrapping_sub(middle) as usize) {
+            layer.push(((t.bytes, t.part), freed));
+        }
+    }
+    let [before, own, after] = around;
+    let like_middle = |others: &[_], may_be_early: bool| {
+        others.len() == own.len()
+            && own.iter().zip(others).all(|((what, (phase, by_layer)), (other, (its_phase, _)))| {
                 // What the last layer gives back early, as its output, is gone in the others too where it stands for them:
                 // while the first layers are walked.
-                let early = layer > middle && by_layer && 0 < its_phase && its_phase < phase;
-                what(other) == what(t) && (its_phase == phase || early)
+                let early = may_be_early && *by_layer && 0 < *its_phase && its_phase < phase;
+                other == what && (its_phase == phase || early)
             })
-        }) && others.next().is_none()
     };
-    like_middle(middle - 1) && like_middle(middle + 1)
+    like_middle(&before, false) && like_middle(&after, true)
 }
 
 /// Sums over a model's parameters; of layers that are all alike one is counted for all of them.

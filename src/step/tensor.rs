@@ -62,38 +62,41 @@ impl Dtype {
     }
 }
 
+/// The number of a storage that the log does not know: what a stopped recomputation would have made.
+const UNKNOWN: u32 = u32::MAX;
+
 /// A share of memory that tensors share; how many shares there are, the log counts. Dropping the last one frees it.
 #[derive(Debug)]
 pub(crate) struct Storage {
-    /// The number in the log; none for what a stopped recomputation would have made.
-    id: Option<u32>,
+    /// The number in the log, or [`UNKNOWN`]: two whole words, which move in registers.
+    id: u32,
     tape: Tape,
 }
 
 impl Storage {
     pub(crate) fn new(id: Option<u32>, tape: &Tape) -> Self {
-        Self { id, tape: tape.clone() }
+        Self { id: id.unwrap_or(UNKNOWN), tape: tape.clone() }
+    }
+
+    fn id(&self) -> Option<u32> {
+        (self.id != UNKNOWN).then_some(self.id)
     }
 
     fn is_sole_share(&self) -> bool {
-        self.id.is_some_and(|id| self.tape.0.log.shares(id) == 1)
+        self.tape.0.log.shares(self.id) == 1
     }
 }
 
 impl Clone for Storage {
     fn clone(&self) -> Self {
-        if let Some(id) = self.id {
-            self.tape.0.log.share(id);
-        }
-        Self::new(self.id, &self.tape)
+        self.tape.0.log.share(self.id);
+        Self { id: self.id, tape: self.tape.clone() }
     }
 }
 
 impl Drop for Storage {
     fn drop(&mut self) {
-        if let Some(id) = self.id {
-            self.tape.0.log.unshare(id);
-        }
+        self.tape.0.log.unshare(self.id);
     }
 }
 
@@ -186,9 +189,7 @@ impl Drop for Tensor {
         // What only the graph holds is freed first (`TensorImpl::release_resources`, c10).
         drop(own.grad_fn.take());
         drop(own.leaf.take());
-        let tape = storage.tape.clone();
-        drop(storage);
-        tape.put_back(&mut self.0);
+        storage.tape.put_back(&mut self.0);
     }
 }
 
@@ -360,7 +361,7 @@ impl Tensor {
     /// Its storage has memory from here on.
     pub(crate) fn provide(&self) {
         if let Some(storage) = &self.0.storage
-            && let Some(id) = storage.id
+            && let Some(id) = storage.id()
         {
             storage.tape.0.log.provide(id);
         }
@@ -369,7 +370,7 @@ impl Tensor {
     /// Its storage gives its memory back; whoever refers to it keeps the reference.
     pub(crate) fn withdraw(&self) {
         if let Some(storage) = &self.0.storage
-            && let Some(id) = storage.id
+            && let Some(id) = storage.id()
         {
             storage.tape.0.log.withdraw(id);
         }
@@ -378,14 +379,14 @@ impl Tensor {
     /// `stream` uses it too (`record_stream`).
     pub(crate) fn used_on(&self, stream: Stream) {
         if let Some(storage) = &self.0.storage
-            && let Some(id) = storage.id
+            && let Some(id) = storage.id()
         {
             storage.tape.0.log.push(Event::Uses(id, stream));
         }
     }
 
     pub(crate) fn storage_id(&self) -> Option<u32> {
-        self.0.storage.as_ref()?.id
+        self.0.storage.as_ref()?.id()
     }
 
     /// Whether the gradient engine may add into it: a plain tensor of which this is the only reference.
