@@ -208,7 +208,7 @@ fn decide(numbers: &Numbers, gpu_named: bool, in_use: Bytes, plan: &Plan) -> (Ve
     }
     let free = Bytes(capacity.0 - held);
     let margin = share_of(capacity, policy.margin_low);
-    // Walked as if every event had passed, which is the least that such a wrapper can hold.
+    // Walked as if every event had passed; a GPU that lags has been seen to reserve up to 1.6 times as much.
     if parallel.data.waits_on_events() {
         return unknown(Fact::DeviceLag);
     }

@@ -325,7 +325,7 @@ impl Catalogue for English {
             Fact::Reserved => "how much the caching allocator reserves for this step",
             Fact::Precision => "which precision recipe you use, as the candidates differ",
             Fact::DeviceLag => {
-                "how far the GPU lags behind its host, as this wrapper holds memory until the GPU is done with it; these figures are the least"
+                "how far the GPU lags behind its host, as this wrapper holds memory until the GPU is done with it; these figures are those of a GPU that keeps up"
             }
             Fact::Compiled => "what the compiled step keeps and takes, of which these figures are not",
             Fact::RealRecipe => "the precision recipe that the framework really runs; the rule of thumb is none",
