@@ -45,7 +45,7 @@ fn recording() -> Vec<u8> {
     // The first entry spells its words, the others recall them.
     out.extend(b"}(");
     let action = text(&mut out, "action");
-    let segment_alloc = text(&mut out, "segment_alloc");
+    text(&mut out, "segment_alloc");
     let addr = text(&mut out, "addr");
     out.extend(b"J\0\0\0\x10h");
     out.push(u8::try_from(size).unwrap());
@@ -56,16 +56,15 @@ fn recording() -> Vec<u8> {
     out.extend(b"](}(");
     text(&mut out, "filename");
     text(&mut out, "/usr/lib/python3/site-packages/model/layers.py");
-    text(&mut out, "line");
+    let line_key = text(&mut out, "line");
     out.extend(b"K\x07ueu");
     let words = ["alloc", "free_requested", "free_completed"].map(|word| {
-        // Texts of their own, dropped into keys that nothing looks at.
+        // An entry that no replay acts on, with the word under a key that nothing looks at.
         out.extend(b"}(");
         let n = text(&mut out, word);
         out.extend(b"Nh");
         out.push(u8::try_from(action).unwrap());
-        out.push(b'h');
-        out.push(u8::try_from(segment_alloc).unwrap());
+        text(&mut out, "snapshot");
         out.extend(b"h");
         out.push(u8::try_from(size).unwrap());
         out.extend(b"K\0u");
@@ -87,7 +86,9 @@ fn recording() -> Vec<u8> {
                 out.extend(recall(stream));
                 out.extend(b"K\0");
                 out.extend(recall(frames));
-                out.extend(b"](}(h\x0eJ");
+                out.extend(b"](}(");
+                out.extend(recall(line_key));
+                out.push(b'J');
                 out.extend(line.to_le_bytes());
                 out.extend(b"ueu");
             }
