@@ -13,7 +13,7 @@ use crate::model::family::common::{
 };
 use crate::model::family::experts::{Experts, Gate, Routed};
 use crate::model::family::{
-    Built, Dimensions, Model, Parameter, Parameters, dotted_names, matrix, names_of, names_there, vector,
+    Built, Dimensions, Model, Parameter, Parameters, decoder_names, matrix, names_of, names_there, vector,
 };
 use crate::model::fields::{Fields, MAX_DIMENSION, MAX_HEADS, MAX_LAYERS};
 use crate::recipe::{Attention, Checkpointing, LigerKernel, Precision, Recipe};
@@ -258,9 +258,7 @@ impl Model for DeepSeek {
             }
             names_there(&names, &self.layer_shapes(layer))
         };
-        let all: &[&str] = &["model.norm.weight", "lm_head.weight"];
-        let after = if self.tied { &all[..1] } else { all };
-        dotted_names(&["model.embed_tokens.weight"], ("model.layers", self.layers), of_layer, after)
+        decoder_names(self.layers, of_layer, self.tied)
     }
 
     /// Each router's correction of its scores, then inv_freq and original_inv_freq.

@@ -11,7 +11,7 @@ use crate::model::family::common::{
     rotary_tables, rotate_both, window_mask,
 };
 use crate::model::family::{
-    Built, Dimensions, Model, Parameter, Parameters, dotted_names, matrix, names_of, names_there, vector,
+    Built, Dimensions, Model, Parameter, Parameters, decoder_names, matrix, names_of, names_there, vector,
 };
 use crate::model::fields::{Fields, MAX_DIMENSION, MAX_HEADS, MAX_LAYERS};
 use crate::recipe::{Attention, LigerKernel, Loss, Recipe};
@@ -294,9 +294,7 @@ impl Model for Gemma {
             "post_feedforward_layernorm.weight",
         ];
         let of_layer = |_| names_there(&NAMES, &self.layer_shapes());
-        let all: &[&str] = &["model.norm.weight", "lm_head.weight"];
-        let after = if self.tied { &all[..1] } else { all };
-        dotted_names(&["model.embed_tokens.weight"], ("model.layers", self.layers()), of_layer, after)
+        decoder_names(self.layers(), of_layer, self.tied)
     }
 
     fn buffers(&self) -> Vec<u64> {

@@ -12,7 +12,7 @@ use crate::model::family::common::{
 use crate::model::family::experts::{Experts, Gate, Routed};
 use crate::model::family::rotary::olmo_norm;
 use crate::model::family::{
-    Built, Dimensions, Model, Parameter, Parameters, dotted_names, matrix, names_of, names_there, vector,
+    Built, Dimensions, Model, Parameter, Parameters, decoder_names, matrix, names_of, names_there, vector,
 };
 use crate::model::fields::{Fields, MAX_DIMENSION, MAX_HEADS, MAX_LAYERS};
 use crate::recipe::{Attention, Checkpointing, Recipe};
@@ -186,9 +186,7 @@ impl Model for GptOss {
             "post_attention_layernorm.weight",
         ];
         let of_layer = |_| names_there(&NAMES, &self.layer_shapes());
-        let all: &[&str] = &["model.norm.weight", "lm_head.weight"];
-        let after = if self.tied { &all[..1] } else { all };
-        dotted_names(&["model.embed_tokens.weight"], ("model.layers", self.layers()), of_layer, after)
+        decoder_names(self.layers(), of_layer, self.tied)
     }
 
     fn buffers(&self) -> Vec<u64> {

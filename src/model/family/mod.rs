@@ -273,6 +273,17 @@ pub(crate) fn dotted_names(
     all
 }
 
+/// The dotted names of a decoder as most families lay it out: embedding, layers, norm, and the head unless it is tied.
+pub(crate) fn decoder_names(layers: u64, of_layer: impl Fn(usize) -> Vec<&'static str>, tied: bool) -> Vec<String> {
+    let after: &[&str] = &["model.norm.weight", "lm_head.weight"];
+    dotted_names(
+        &["model.embed_tokens.weight"],
+        ("model.layers", layers),
+        of_layer,
+        &after[..after.len() - usize::from(tied)],
+    )
+}
+
 /// The shape of a weight matrix.
 pub(crate) fn matrix(rows: Dim, columns: Dim) -> Shape {
     Shape::new(&[rows, columns])
