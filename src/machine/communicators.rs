@@ -7,11 +7,11 @@ use crate::recipe::parallel::DataParallel;
 use crate::units::Bytes;
 
 /// A process's first communicator on compute capability 9.0 and newer.
-const FIRST_HOPPER: u64 = 1_229;
+const FIRST_HOPPER_MIB: u64 = 1_229;
 /// A process's first communicator on older cards.
-const FIRST: u64 = 717;
+const FIRST_MIB: u64 = 717;
 /// Each further one.
-const FURTHER: u64 = 512;
+const FURTHER_MIB: u64 = 512;
 
 /// The communicators that a rank of `parallel` uses: one for each way to split, two for shards with replicas.
 #[must_use]
@@ -32,14 +32,14 @@ pub fn communicators(parallel: &Parallel) -> u64 {
     split.into_iter().map(u64::from).sum()
 }
 
-/// The memory assumed for them; none where a process is alone. The figures lie within what users report for a process
-/// group: 544 to 688 MB on A100s with NVLink (NVIDIA/nccl issue 964), 1.06 GiB on eight H100s (1685), 0.55 GiB to
+/// The memory assumed for them; none where a process is alone. 0.7 and 1.2 GiB for the first and 0.5 GiB for each further
+/// one are our judgement, not a measurement, within what users report: 544 to 688 MB on A100s with NVLink (NVIDIA/nccl issue 964), 1.06 GiB on eight H100s (1685), 0.55 GiB to
 /// 2.00 GiB for a process before and after its first barrier (Stas Bekman, ML Engineering).
 #[must_use]
 pub(crate) fn assumed_communicators(parallel: &Parallel, capability: Option<Capability>) -> Option<Sourced> {
     let further = communicators(parallel).checked_sub(1)?;
-    let first = if capability.is_some_and(|c| c < Capability(9, 0)) { FIRST } else { FIRST_HOPPER };
-    let mib = first.saturating_add(further.saturating_mul(FURTHER));
+    let first = if capability.is_some_and(|c| c < Capability(9, 0)) { FIRST_MIB } else { FIRST_HOPPER_MIB };
+    let mib = first.saturating_add(further.saturating_mul(FURTHER_MIB));
     let source =
         "NCCL's buffers, assumed by the number of communicators; reported are 0.5 to 1.6 GiB for the first one";
     Some(Sourced {
