@@ -14,7 +14,8 @@ use crate::issue::{Issue, IssueKind};
 use crate::machine::{Capability, Hardware};
 use crate::model::{Model, ModelSource, ReadModel, presets, read_config};
 use crate::plan::{Framework, Plan, Version};
-use crate::recipe::{LigerKernel, Loss, Method, Precision, SdpaBackend};
+use crate::recipe::parallel::DataParallel;
+use crate::recipe::{FloatName, LigerKernel, Loss, Method, Precision, SdpaBackend};
 use crate::rule_of_thumb::{Thumb, rule_of_thumb};
 use crate::step::capacity::{SmallestCard, smallest_card};
 use crate::step::ops::FLOAT8_MULTIPLE;
@@ -253,6 +254,14 @@ fn liger_issues(model: &dyn Model, plan: &Plan) -> Vec<Issue> {
 
 fn float8_issues(model: &dyn Model, plan: &Plan, capability: Option<Capability>) -> Vec<Issue> {
     let mut issues = Vec::new();
+    let gathers_bf16 = match &plan.parallel.data {
+        DataParallel::Fsdp2(options) => options.mixed_precision.param == Some(FloatName::Bfloat16),
+        _ => false,
+    };
+    if !gathers_bf16 && !matches!(plan.recipe.precision, Some(Precision::AmpBf16 | Precision::PureBf16)) {
+        let what = "FP8 products in other precisions than BF16".into();
+        issues.push(Issue::new("recipe.float8", IssueKind::NotModelled { what }));
+    }
     // Families whose matrices inside the layers are all weights of `nn.Linear`, each held against measured steps.
     if !["llama", "mistral", "qwen2", "qwen3", "gemma", "olmo2", "phi3"].contains(&model.family()) {
         let what = format!("FP8 products in {}", model.family());

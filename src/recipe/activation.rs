@@ -17,6 +17,9 @@ pub enum Checkpointing {
     /// As `full`, but the outputs of matrix products and of attention are kept instead of computed again
     /// (`create_selective_checkpoint_contexts`).
     Selective,
+    /// As `selective`, of the products without a bias only the first, third, fifth … of each layer: torchtitan's
+    /// `selective_ac_option = "op"` (torchtitan/distributed/activation_checkpoint.py).
+    SelectiveHalf,
     /// Layers 0, k, 2k, … are run again (`use_reentrant=False`); the others keep every saved tensor.
     Every(u64),
     /// Nothing is run again: what a layer saves, weights included, goes to host memory and comes back in backward
@@ -36,7 +39,7 @@ impl Checkpointing {
     pub const fn recomputes_one_in(self) -> Option<u64> {
         match self {
             Self::None | Self::Offload => None,
-            Self::Full | Self::Selective | Self::Reentrant | Self::FullOffload => Some(1),
+            Self::Full | Self::Selective | Self::SelectiveHalf | Self::Reentrant | Self::FullOffload => Some(1),
             Self::Every(k) => Some(k),
         }
     }
@@ -90,6 +93,9 @@ pub enum Loss {
     Hf,
     /// Head and cross-entropy over n pieces of the tokens, each run again in backward: one piece's logits at a time.
     Chunked(u64),
+    /// The head over n pieces of each sequence, whose logits are all kept, and the cross-entropy in FP32 piece by piece
+    /// (torchtune's `CEWithChunkedOutputLoss`).
+    ChunkedOutputs(u64),
     /// The logits and the loss of the last n tokens of each sequence.
     LogitsToKeep(u64),
 }

@@ -37,7 +37,7 @@ impl Recipe {
         }
         let (pieces, max) = match self.loss {
             Loss::Hf => (1, 1),
-            Loss::Chunked(n) => (n, MAX_LOSS_CHUNKS),
+            Loss::Chunked(n) | Loss::ChunkedOutputs(n) => (n, MAX_LOSS_CHUNKS),
             Loss::LogitsToKeep(n) => (n, self.seq_len),
         };
         if !(1..=max).contains(&pieces) {
@@ -83,8 +83,6 @@ impl Recipe {
         if self.float8 {
             let what = if self.lora.is_some() || self.quantization.is_some() {
                 Some("FP8 products beside adapters or quantised weights")
-            } else if !matches!(self.precision, Some(Precision::AmpBf16 | Precision::PureBf16)) {
-                Some("FP8 products in other precisions than BF16")
             } else {
                 None
             };

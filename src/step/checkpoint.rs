@@ -128,6 +128,19 @@ pub struct Frame {
     done: Cell<bool>,
     /// What products and attention gave, where that is kept.
     outputs: Option<RefCell<VecDeque<Vec<Tensor>>>>,
+    keeps: Keeps,
+    /// Products so far, in forward and while the layer runs again.
+    products: [Cell<u32>; 2],
+}
+
+/// What a checkpoint keeps beside its inputs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Keeps {
+    Nothing,
+    /// What products and attention give.
+    Products,
+    /// What attention gives, and of the products the first, the third, …
+    EverySecondProduct,
 }
 
 impl fmt::Debug for Frame {
@@ -176,7 +189,7 @@ impl Hooks {
 impl Tape {
     /// The outputs of a product or of attention: computed, or in a selective checkpoint that runs again taken from what was
     /// kept. (`_CachingTorchDispatchMode`: outputs are cached as they are, views of them come after.)
-    pub(crate) fn computed(&self, compute: &dyn Fn() -> Vec<Tensor>) -> Vec<Tensor> {
+    pub(crate) fn computed(&self, product: bool, compute: &dyn Fn() -> Vec<Tensor>) -> Vec<Tensor> {
         let top = self.0.hooks.borrow().stack.last().cloned();
         let (frame, again) = match &top {
             Some(Hook::Pack(frame)) => (frame, false),
@@ -184,6 +197,12 @@ impl Tape {
             _ => return compute(),
         };
         let Some(outputs) = &frame.outputs else { return compute() };
+        if product && frame.keeps == Keeps::EverySecondProduct {
+            let count = &frame.products[usize::from(again)];
+            if count.replace(count.get().wrapping_add(1)) % 2 == 1 {
+                return compute();
+            }
+        }
         if again && let Some(kept) = outputs.borrow_mut().pop_front() {
             return kept;
         }
@@ -208,9 +227,9 @@ pub(crate) fn on_host(tape: &Tape, body: &dyn Fn() -> Vec<Tensor>) -> Vec<Tensor
 
 /// Runs `layer` on `inputs`, keeping them in place of what the layer saves.
 ///
-/// `layer` runs under the caller's autocast state in forward and in recomputation. `selective`: what products and
-/// attention give is kept too.
-pub(crate) fn checkpointed(tape: &Tape, inputs: &[Tensor], layer: Layer, selective: bool) -> Vec<Tensor> {
+/// `layer` runs under the caller's autocast state in forward and in recomputation. What it
+/// `keeps` is kept too.
+pub(crate) fn checkpointed(tape: &Tape, inputs: &[Tensor], layer: Layer, keeps: Keeps) -> Vec<Tensor> {
     if !tape.grad_enabled() {
         return layer(tape, inputs);
     }
@@ -223,7 +242,9 @@ pub(crate) fn checkpointed(tape: &Tape, inputs: &[Tensor], layer: Layer, selecti
         wanted: RefCell::default(),
         recomputed: RefCell::default(),
         done: Cell::new(false),
-        outputs: selective.then(RefCell::default),
+        outputs: (keeps != Keeps::Nothing).then(RefCell::default),
+        keeps,
+        products: Default::default(),
     });
     hooked(tape, Hook::Pack(frame), || layer(tape, inputs))
 }

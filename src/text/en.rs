@@ -231,6 +231,7 @@ impl Catalogue for English {
             Loss::Chunked(8) => "in 8 pieces, each run again in backward",
             Loss::Chunked(16) => "in 16 pieces, each run again in backward",
             Loss::Chunked(_) => "in pieces, each run again in backward",
+            Loss::ChunkedOutputs(_) => "in pieces, all logits kept",
             Loss::LogitsToKeep(_) => "of the last tokens only",
         }
     }
@@ -240,6 +241,7 @@ impl Catalogue for English {
             Checkpointing::None => "none",
             Checkpointing::Full => "every layer",
             Checkpointing::Selective => "every layer, products and attention kept",
+            Checkpointing::SelectiveHalf => "every layer, every 2nd product and attention kept",
             Checkpointing::Reentrant => "every layer, reentrant",
             Checkpointing::Every(2) => "every 2nd layer",
             Checkpointing::Every(3) => "every 3rd layer",

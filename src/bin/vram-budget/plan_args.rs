@@ -104,10 +104,12 @@ pub(crate) struct PlanArgs {
     #[arg(long, value_parser = named::<SdpaBackend>(
         &["flash_attention", "efficient_attention", "cudnn_attention", "math"]), help_heading = "Recipe")]
     sdpa_backend: Option<SdpaBackend>,
-    /// Activation checkpointing: none, full, selective, reentrant, every=K, offload, full_offload [default: none]
+    /// Activation checkpointing: none, full, selective, selective_half, reentrant, every=K, offload, full_offload [default:
+    /// none]
     #[arg(long, value_name = "MODE", value_parser = numbered::<Checkpointing>, help_heading = "Recipe")]
     checkpointing: Option<Checkpointing>,
-    /// How the loss is computed: hf, chunked=PIECES, logits_to_keep=TOKENS [default: hf]
+    /// How the loss is computed: hf, chunked=PIECES, chunked_outputs=PIECES,
+    /// logits_to_keep=TOKENS [default: hf]
     #[arg(long, value_name = "HOW", value_parser = numbered::<Loss>, help_heading = "Recipe")]
     loss: Option<Loss>,
     /// Modules that are not trained, separated by commas, such as model.embed_tokens,model.layers.0

@@ -8,7 +8,7 @@ use crate::issue::{Issue, IssueKind};
 use crate::model::fields::Fields;
 use crate::recipe::{Attention, Checkpointing, LigerKernel, Loss, Recipe, SdpaBackend};
 use crate::step::actors::CACHE;
-use crate::step::checkpoint::{Layer, checkpointed, on_host, reentrant};
+use crate::step::checkpoint::{Keeps, Layer, checkpointed, on_host, reentrant};
 use crate::step::ops::SdpaPath;
 use crate::step::parallel::{ENDS, ROOT, after_forward, before_forward, module, wrapped};
 use crate::step::shape::{Dim, Shape, Symbol};
@@ -144,15 +144,16 @@ impl Run {
             return layer(t, x);
         }
         match self.checkpointing {
-            Checkpointing::Full => checkpointed(t, x, layer, false),
-            Checkpointing::Selective => checkpointed(t, x, layer, true),
+            Checkpointing::Full => checkpointed(t, x, layer, Keeps::Nothing),
+            Checkpointing::Selective => checkpointed(t, x, layer, Keeps::Products),
+            Checkpointing::SelectiveHalf => checkpointed(t, x, layer, Keeps::EverySecondProduct),
             Checkpointing::Every(k) if u64::from(number).saturating_sub(1).is_multiple_of(k) => {
-                checkpointed(t, x, layer, false)
+                checkpointed(t, x, layer, Keeps::Nothing)
             }
             Checkpointing::None | Checkpointing::Every(_) => layer(t, x),
             Checkpointing::Reentrant => reentrant(t, x, layer),
             Checkpointing::Offload => on_host(t, &|| layer(t, x)),
-            Checkpointing::FullOffload => on_host(t, &|| checkpointed(t, x, layer.clone(), false)),
+            Checkpointing::FullOffload => on_host(t, &|| checkpointed(t, x, layer.clone(), Keeps::Nothing)),
         }
     }
 
@@ -747,6 +748,7 @@ pub(super) fn causal_forward(
     let loss = match run.loss {
         Loss::LogitsToKeep(n) => last_tokens_loss(run, hidden, head, padded, n),
         Loss::Chunked(n) => chunked_loss(run, hidden, head, padded, n),
+        Loss::ChunkedOutputs(n) => chunked_outputs_loss(run, hidden, head, &padded, n),
         Loss::Hf => t.scalar(Dtype::F32, "loss"),
     };
     (loss.clone(), loss)
@@ -801,6 +803,38 @@ fn last_tokens_loss(run: &Run, hidden: Tensor, head: &Head<'_>, labels: Tensor, 
     })
 }
 
+/// The head over `n` pieces of each sequence, then the sum of the pieces' losses over their logits in FP32, divided by the
+/// tokens; the logits go before backward, as the recipe's `del logits` says (torchtune 0.4, `modules/transformer.py`,
+/// `modules/loss/ce_chunked_output_loss.py`).
+fn chunked_outputs_loss(run: &Run, hidden: Tensor, head: &Head<'_>, labels: &Tensor, n: u64) -> Tensor {
+    let t = &run.tape;
+    let length = run.seq.n.div_ceil(n.max(1)).max(1);
+    let logits: Vec<Tensor> = t.scope("head", || {
+        let starts = (0..run.seq.n).step_by(usize::try_from(length).unwrap_or(1));
+        starts.map(|at| head.logits(t, &t.slice(&hidden, 1, Dim::plain(length.min(run.seq.n - at))))).collect()
+    });
+    drop(hidden);
+    t.enter(Instant::Loss);
+    t.scope("loss", || {
+        let mut sum: Option<Tensor> = None;
+        for piece in &logits {
+            let rows = run.batch.times(piece.dim(1));
+            let loss = {
+                let flat = t.reshape(piece, &[rows, piece.dim(2)]);
+                let wide = t.to(&flat, Dtype::F32);
+                drop(flat);
+                t.cross_entropy(&wide, &labels.alias(Shape::new(&[rows])))
+            };
+            sum = Some(match &sum {
+                None => t.add_scalar(&loss),
+                Some(sum) => t.add(sum, &loss),
+            });
+        }
+        drop(logits);
+        sum.map_or_else(|| t.scalar(Dtype::F32, "loss"), |sum| t.mul_scalar(&sum))
+    })
+}
+
 /// The sum of the losses of `n` pieces of the tokens, each a checkpoint of head and cross-entropy, divided by the tokens.
 fn chunked_loss(run: &Run, hidden: Tensor, head: &Head<'_>, labels: Tensor, n: u64) -> Tensor {
     let t = &run.tape;
@@ -829,7 +863,7 @@ fn chunked_loss(run: &Run, hidden: Tensor, head: &Head<'_>, labels: Tensor, n: u
                 };
                 vec![t.cross_entropy(&logits, &labels)]
             });
-            let losses = checkpointed(t, core::slice::from_ref(piece), layer, false);
+            let losses = checkpointed(t, core::slice::from_ref(piece), layer, Keeps::Nothing);
             // Python's `sum` begins with 0.
             sum = losses.first().map(|loss| match &sum {
                 None => t.add_scalar(loss),

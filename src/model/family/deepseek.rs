@@ -288,7 +288,7 @@ impl Model for DeepSeek {
 
     fn refusals(&self, recipe: &Recipe) -> Vec<Issue> {
         let refuse = |field: &str, what: &str| Issue::new(field, IssueKind::NotModelled { what: what.into() });
-        let mut issues = refuse_checkpointing(recipe, &[Checkpointing::Selective]);
+        let mut issues = refuse_checkpointing(recipe, &[Checkpointing::Selective, Checkpointing::SelectiveHalf]);
         if recipe.sdpa_backend.is_some() && recipe.attention != Some(Attention::Eager) {
             issues.push(refuse("recipe.sdpa_backend", "a forced backend of sdpa in multi-head latent attention"));
         }

@@ -209,7 +209,7 @@ impl Model for GptOss {
 
     fn refusals(&self, recipe: &Recipe) -> Vec<Issue> {
         if recipe.attention != Some(Attention::Sdpa) {
-            return refuse_checkpointing(recipe, &[Checkpointing::Selective]);
+            return refuse_checkpointing(recipe, &[Checkpointing::Selective, Checkpointing::SelectiveHalf]);
         }
         let what = "sdpa attention in GPT-OSS, which transformers runs eager".into();
         vec![Issue::new("recipe.attention", IssueKind::NotModelled { what })]

@@ -152,7 +152,7 @@ impl Tape {
         let r = Recorder::begin(self, &[q, k, v]);
         let inputs = [k, q, v].map(|x| r.save(x));
         let (b, a, s, d) = (q.dim(0), q.dim(1), q.dim(2), q.dim(3));
-        let outs = self.computed(&|| {
+        let outs = self.computed(false, &|| {
             let out = self.temp(q.shape().like(), q.dtype(), "attention output");
             let lse = self.temp(Shape::new(&[b, a, s]), Dtype::F32, "log-sum-exp");
             let splits = if dropout > 0.0 { 1 } else { flash_splits(self.device(), b.n * a.n, s.n, k.dim(2).n, d.n) };
@@ -216,7 +216,7 @@ impl Tape {
         let trained_bias = bias.filter(|bias| bias.requires_grad()).map(|bias| (*bias.shape(), bias.dtype()));
         let (b, a, s, d) = (q.dim(0), q.dim(1), q.dim(2), q.dim(3));
         let recorded = r.recorded();
-        let outs = self.computed(&|| {
+        let outs = self.computed(false, &|| {
             let state =
                 (dropout <= 0.0).then(|| (self.scratch(8, "generator state"), self.scratch(8, "generator offset")));
             // Laid out [b, s, a, d], seen as [b, a, s, d].
@@ -295,7 +295,7 @@ impl Tape {
         let sb = bias.map(|bias| r.save(bias));
         let (b, a, s, d) = (q.dim(0), q.dim(1), q.dim(2), q.dim(3));
         let recorded = r.recorded();
-        let outs = self.computed(&|| {
+        let outs = self.computed(false, &|| {
             let (seed, offset) = (self.scratch(8, "generator state"), self.scratch(8, "generator offset"));
             let out = self.temp(q.shape().narrowed(3, v.dim(3)).like(), q.dtype(), "attention output");
             // As in `efficient`.

@@ -31,7 +31,7 @@ impl Tape {
     }
 
     fn one_computed(&self, compute: &dyn Fn() -> Tensor) -> Tensor {
-        self.computed(&|| vec![compute()]).pop().unwrap_or_else(compute)
+        self.computed(true, &|| vec![compute()]).pop().unwrap_or_else(compute)
     }
 
     /// `nn.Linear`: weight [out, in].

@@ -140,6 +140,7 @@ fn deepspeed(options: &DeepSpeed, recipe: &Recipe, model: &dyn Model, ranks: u64
 /// What is trained otherwise than the recorded steps were.
 fn recipes(recipe: &Recipe, data: &DataParallel) -> [(bool, &'static str, &'static str); 14] {
     let optimizer = &recipe.optimizer;
+    let fsdp2 = matches!(data, DataParallel::Fsdp2(_));
     let plain = matches!(optimizer.name, OptimizerName::AdamW | OptimizerName::Adam | OptimizerName::Sgd);
     let precise = match (data, recipe.precision) {
         (_, None) => true,
@@ -154,7 +155,8 @@ fn recipes(recipe: &Recipe, data: &DataParallel) -> [(bool, &'static str, &'stat
         (recipe.quantization.is_some(), "recipe.quantization", "quantised weights"),
         (!recipe.liger.is_empty(), "recipe.liger", "Liger's kernels"),
         (!recipe.packed.is_empty(), "recipe.packed", "packed sequences"),
-        (recipe.float8, "recipe.float8", "FP8 products"),
+        // Not recorded: an approximation, as the compiled step is, on which no verdict rests.
+        (recipe.float8 && !(recipe.compile && fsdp2), "recipe.float8", "FP8 products"),
         (recipe.ema.is_some(), "recipe.ema", "an averaged copy of the weights"),
         (recipe.load != crate::recipe::Load::Init, "recipe.load", "loading a checkpoint"),
         (!recipe.freeze.is_empty(), "recipe.freeze", "frozen parts"),

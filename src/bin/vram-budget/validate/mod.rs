@@ -1,5 +1,7 @@
 //! `vram-budget validate`: predicts measured cases and says how far off the predictions are.
 
+mod published;
+
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -25,6 +27,9 @@ pub(crate) struct Args {
     /// One object a line and case, in bytes, instead of the table
     #[arg(long)]
     json: bool,
+    /// The files hold published measurements with the plans of what was run: every row, and errors by source and metric
+    #[arg(long)]
+    published: bool,
 }
 
 /// A case and what became of it.
@@ -49,6 +54,11 @@ struct Pair {
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let mut out = io::BufWriter::new(io::stdout().lock());
+    if args.published {
+        published::run(&args.files, args.json, &mut out)?;
+        out.flush()?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let mut table = Table::default();
     let mut code = ExitCode::SUCCESS;
     for path in &args.files {
