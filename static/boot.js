@@ -23,24 +23,37 @@
     document.getElementById("boot-failed").hidden = true;
   });
 
-  // The program is in two halves (scripts/split.mjs). The rest is fetched once the first answer is drawn; what needs it
-  // earlier calls a stub, which fetches it at once. `data-partial` is on the root until it is there, and then
-  // `vram-budget:whole` is sent.
+  // The program is in two halves (scripts/split.mjs). The first can draw the first answer and nothing else; the rest is
+  // fetched then. What enters the program earlier, such as an input, waits for it. `data-partial` is on the root until
+  // it is there, and then `vram-budget:whole` is sent.
+  var partial = false;
+  var drawn = false;
+  var now = Date.now;
   function inTwoHalves(url) {
-    var first, second, imports;
+    var first, imports;
+    var entered = 0;
+    partial = true;
     root.dataset.partial = "";
+    // The start has no clock: it would go different ways by it, and the first half knows one.
+    Date.now = function () {
+      return 0;
+    };
 
-    function linked(instance) {
-      if (second) return;
-      second = instance.exports;
+    function link(module) {
+      if (!partial) return;
+      var own = new Proxy(first, {
+        // Functions of the first half by their places in the table.
+        get: function (_, name) {
+          return isNaN(name) ? first[name] : first.table.get(Number(name));
+        },
+      });
+      new WebAssembly.Instance(module, Object.assign({ first: own }, imports));
+      partial = false;
       delete root.dataset.partial;
-      // Not from within the program, which may be what called.
+      // Not from within the program, which may be what waited.
       setTimeout(function () {
         dispatchEvent(new Event("vram-budget:whole"));
       });
-    }
-    function own() {
-      return Object.assign({ first: first }, imports);
     }
     function load() {
       return fetch(url)
@@ -49,12 +62,9 @@
           return response.arrayBuffer();
         })
         .then(function (bytes) {
-          // Twice is no harm: the same functions come to the same places.
-          return WebAssembly.instantiate(bytes, own());
+          return WebAssembly.compile(bytes);
         })
-        .then(function (made) {
-          linked(made.instance);
-        });
+        .then(link);
     }
     function loadInTime() {
       load().catch(function () {
@@ -62,7 +72,6 @@
       });
     }
     function loadNow() {
-      if (second) return;
       try {
         var request = new XMLHttpRequest();
         request.open("GET", url, false);
@@ -72,40 +81,50 @@
         var bytes = Uint8Array.from(request.responseText, function (char) {
           return char.charCodeAt(0);
         });
-        linked(new WebAssembly.Instance(new WebAssembly.Module(bytes), own()));
+        link(new WebAssembly.Module(bytes));
       } catch (error) {
         broken(error);
         throw error;
       }
     }
-    // The first half asks for its stubs one by one, in the order of the rest's exports.
-    var asked = 0;
-    var stubs = new Proxy({}, {
-      get: function () {
-        var name = (asked++).toString(36);
-        return function () {
-          loadNow();
-          return second[name].apply(null, arguments);
-        };
-      },
-    });
-    // The glue knows nothing of halves: what it starts gets the stubs beside its own imports.
+    // What enters the program once it has drawn its first answer finds the rest there.
+    function guarded(call) {
+      return function () {
+        if (partial && drawn && !entered) loadNow();
+        entered++;
+        try {
+          return call.apply(null, arguments);
+        } catch (error) {
+          // The start met what the first half does not have: with an address inside the page both halves come first.
+          if (partial && !drawn) {
+            location.hash = "job";
+            location.reload();
+          }
+          throw error;
+        } finally {
+          entered--;
+        }
+      };
+    }
+    // The glue knows nothing of halves: what it starts is guarded.
     ["instantiate", "instantiateStreaming"].forEach(function (name) {
       var real = WebAssembly[name];
       if (!real) return;
       WebAssembly[name] = function (source, given) {
-        if (imports) return real.call(WebAssembly, source, given);
-        imports = given;
-        return real.call(WebAssembly, source, Object.assign({ rest: stubs }, given)).then(function (made) {
-          first = (made.instance || made).exports;
+        return real.call(WebAssembly, source, given).then(function (made) {
+          imports = given;
+          first = made.instance.exports;
+          var exports = {};
+          for (var name in first) exports[name] = typeof first[name] === "function" ? guarded(first[name]) : first[name];
+          var halves = { module: made.module, instance: { exports: exports } };
           // A link may ask for anything: both halves are there before it is read.
-          if (location.hash.length > 1) return load().then(function () { return made; });
+          if (location.hash.length > 1) return load().then(function () { return halves; });
           addEventListener("vram-budget:started", function () {
             requestAnimationFrame(function () {
               setTimeout(loadInTime);
             });
           });
-          return made;
+          return halves;
         });
       };
     });
@@ -132,6 +151,11 @@
       import(at("data-js"))
         .then(function (glue) {
           return glue.default({ module_or_path: at("data-wasm") });
+        })
+        .then(function () {
+          // The start ends with its microtasks, which are over by now; nothing else comes between them.
+          drawn = true;
+          Date.now = now;
         })
         .catch(failed);
     } else {

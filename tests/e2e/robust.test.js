@@ -140,13 +140,49 @@ test("it works offline once it has loaded", async () => {
   await close();
 });
 
-test("the first answer is drawn by the first half of the program alone", async () => {
-  // A stub that were called would wait for ever.
-  const { page, close } = await b.open({ boot: false, setup: (page) => page.route("**/rest-*.wasm", () => {}) });
-  assert.deepEqual(await answer(page), { verdict: "Does not fit", needed: 74.8 });
-  await page.waitForTimeout(500);
-  assert.equal(await page.evaluate(() => performance.getEntriesByType("resource").filter((e) => e.initiatorType === "xmlhttprequest").length), 0);
-  await close();
+for (const stored of [null, "dark"]) {
+  test(`the first answer is drawn by the first half alone as by the whole, with ${stored ?? "no"} colours stored`, async () => {
+    const first = async (path, rest) => {
+      const setup = async (page) => {
+        // What waits for the rest waits for ever.
+        await page.route("**/rest-*.wasm", rest);
+        await page.addInitScript((stored) => {
+          Storage.prototype.getItem = () => stored;
+          addEventListener("vram-budget:started", async () => {
+            for (let i = 0; i < 10; i++) await null;
+            globalThis.first = document.querySelector("#app").innerHTML;
+          });
+        }, stored);
+      };
+      const { page, close } = await b.open({ path, boot: false, setup });
+      await page.locator("#verdict").waitFor();
+      await page.waitForTimeout(300);
+      const drawn = await page.evaluate(() => globalThis.first);
+      assert.equal(await page.evaluate(() => performance.getEntriesByType("resource").filter((e) => e.initiatorType === "xmlhttprequest").length), 0);
+      await close();
+      return drawn;
+    };
+    const half = await first("", () => {});
+    assert.match(half, /74\.8/);
+    assert.equal(half, await first(pathToFileURL(`${DIST}vram-budget.html`).href, (route) => route.abort()));
+  });
+}
+
+test("a start that the first half alone does not manage begins again with both", async () => {
+  const setup = (page) =>
+    page.addInitScript(() => {
+      // A panic, which the first half knows nothing of.
+      const refuse = () => {
+        throw new Error("no more elements");
+      };
+      Document.prototype.createElement = refuse;
+      Node.prototype.cloneNode = refuse;
+      Node.prototype.insertBefore = refuse;
+    });
+  const { page, close } = await b.open({ boot: false, setup });
+  await page.locator("#panic").waitFor({ state: "visible" });
+  assert.equal(new URL(page.url()).hash, "#job");
+  await close({ expected: [/./] });
 });
 
 test("an input before the rest of the program is there waits for it", async () => {

@@ -141,22 +141,16 @@ pub(crate) fn copy_link(store: &Handle) {
 pub(crate) fn use_fragment(store: &Handle) {
     // The answer stands for its plan: to spell that out at every keystroke would cost more than to draw it.
     use_effect_with(store.0.outcome.shown.clone(), |shown| {
-        let timer = shown.clone().map(|shown| {
-            Timeout::new(URL_REST, move || {
-                when_whole(move || {
-                    let Some(wanted) = link::encode(shown.plan()) else { return };
-                    let now = fragment();
-                    // The example is what the bare address shows: no need to spell it out.
-                    let bare = now.is_empty() && link::encode(&example()).as_ref() == Some(&wanted);
-                    if now.strip_prefix('#') != Some(&wanted) && !bare {
-                        let url = format!("#{wanted}");
-                        let history = window().history();
-                        let _ = history.and_then(|h| h.replace_state_with_url(&JsValue::NULL, "", Some(&url)));
-                    }
-                })
-            })
-        });
-        move || drop(timer)
+        let over = Rc::new(Cell::new(false));
+        if let Some(shown) = shown.clone() {
+            let over = Rc::clone(&over);
+            later(URL_REST, move || {
+                if !over.get() {
+                    follow(&shown);
+                }
+            });
+        }
+        move || over.set(true)
     });
     let dispatcher = store.dispatcher();
     use_effect_with((), move |()| {
@@ -165,6 +159,19 @@ pub(crate) fn use_fragment(store: &Handle) {
         });
         move || drop(listener)
     });
+}
+
+/// Takes the URL's fragment to the inputs of the answer.
+fn follow(shown: &Shown) {
+    let Some(wanted) = link::encode(shown.plan()) else { return };
+    let now = fragment();
+    // The example is what the bare address shows: no need to spell it out.
+    let bare = now.is_empty() && link::encode(&example()).as_ref() == Some(&wanted);
+    if now.strip_prefix('#') != Some(&wanted) && !bare {
+        let url = format!("#{wanted}");
+        let history = window().history();
+        let _ = history.and_then(|h| h.replace_state_with_url(&JsValue::NULL, "", Some(&url)));
+    }
 }
 
 /// Sets and stores the colours.
@@ -203,7 +210,7 @@ pub(crate) fn use_work(store: &Handle) {
         let done = Rc::new(Cell::new(false));
         if outcome.work.is_some() {
             let (rest, done) = (if outcome.is_refining() { DRAW_REST } else { PRICE_REST }, Rc::clone(&done));
-            later(rest, move || when_whole(move || slice(outcome, done, dispatcher)));
+            later(rest, move || slice(outcome, done, dispatcher));
         }
         move || done.set(true)
     });
@@ -224,19 +231,17 @@ fn slice(outcome: Outcome, over: Rc<Cell<bool>>, dispatcher: UseReducerDispatche
     }
 }
 
-/// Runs `what` once the whole program is there, of which the boot script fetches a half after the first answer is drawn.
-fn when_whole(what: impl FnOnce() + 'static) {
-    let is_partial = || document().document_element().is_some_and(|root| root.has_attribute("data-partial"));
-    if is_partial() {
-        EventListener::once(&window(), "vram-budget:whole", move |_| what()).forget();
-    } else {
-        what();
-    }
-}
-
-/// Runs `what` after `ms`.
+/// Runs `what` after `ms`; at the start the wait begins once the whole program is there, of which the boot script
+/// fetches a half after the first answer is drawn.
 fn later(ms: u32, what: impl FnOnce() + 'static) {
-    Timeout::new(ms, what).forget();
+    let wait = move || {
+        Timeout::new(ms, what).forget();
+    };
+    if document().document_element().is_some_and(|root| root.has_attribute("data-partial")) {
+        EventListener::once(&window(), "vram-budget:whole", move |_| wait()).forget();
+    } else {
+        wait();
+    }
 }
 
 /// `text` once it has rested, so that a live region does not speak at every keystroke. Nothing at first: what a page
