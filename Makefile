@@ -7,7 +7,7 @@ PORT ?= 8080
 TRUNK := env -u NO_COLOR trunk
 WEB := --target wasm32-unknown-unknown --no-default-features --features web
 
-.PHONY: help serve dev test dist fmt lint test-rust test-page size speed accuracy screenshots clean
+.PHONY: help serve dev test dist fmt lint test-rust test-torch test-page size speed accuracy screenshots clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -33,6 +33,10 @@ lint: ## clippy, native and WebAssembly
 test-rust: ## native tests and documentation tests
 	scripts/tools.sh rust
 	cargo test --locked --all-features
+
+test-torch: ## record real training scripts; VRAM_BUDGET_PYTHON has PyTorch, VRAM_BUDGET_PHANTOM stands in for a GPU
+	scripts/tools.sh rust
+	cargo test --locked --all-features --test torch -- --ignored --nocapture
 
 RATE := target/allocator-rate
 speed: ## how long one estimate takes, and the allocator's rate here and in Chromium

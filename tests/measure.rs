@@ -100,7 +100,7 @@ fn rejections_say_what_was_expected_and_where() {
         ("script, a text", SCRIPT.replace("13476832256", "\"much\"")),
         ("script, negative base", SCRIPT.replace("13476832256", "-13476832256")),
         ("script, huge", SCRIPT.replace("58381656064", "1e300")),
-        ("document, newer", DOCUMENT.replace("\"version\": 1,\n  \"producer\"", "\"version\": 3,\n  \"later\"")),
+        ("document, newer", DOCUMENT.replace("\"version\": 1,\n  \"producer\"", "\"version\": 4,\n  \"later\"")),
         (
             "document of version 0",
             DOCUMENT.replace("\"version\": 1,\n  \"producer\"", "\"version\": 0,\n  \"producer\""),

@@ -447,10 +447,19 @@ fn what_is_understood_and_said() {
 }
 
 #[test]
-fn a_document_of_version_1_becomes_one_of_version_2_and_loses_nothing() {
-    let old = include_str!("data/measurements/version-1.json");
+fn older_documents_become_new_ones_and_lose_nothing() {
+    let [one, two] =
+        [include_str!("data/measurements/version-1.json"), include_str!("data/measurements/version-2.json")];
+    older(one);
+    older(two);
+    let early = two.replacen("\"version\": 2", "\"version\": 2, \"run\": { \"steps\": 1 }", 1);
+    assert!(read(&early).unwrap_err().to_string().contains("version 2 has no `run`"));
+}
+
+#[track_caller]
+fn older(old: &str) {
     let found = read(old).unwrap();
-    assert_eq!((found.len(), found[0].version), (1, 2));
+    assert_eq!((found.len(), found[0].version), (1, 3));
     let mut written = serde_json::to_value(&found[0]).unwrap();
     let mut expected: Value = serde_json::from_str(old).unwrap();
     // Defaults are written out; nothing else differs.

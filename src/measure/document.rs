@@ -1,15 +1,15 @@
-//! The measurement document, version 2: what a producer writes and what every importer turns its text into.
+//! The measurement document, version 3: what a producer writes and what every importer turns its text into.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::measure::{Buffer, Failure, Figure, Process, Reading, ReadingName, Series, Source};
+use crate::measure::{Buffer, Failure, Figure, Process, Reading, ReadingName, Run, Series, Source};
 use crate::plan::Plan;
 use crate::units::Bytes;
 
 /// The version of the measurement document that this build reads and writes.
-pub const MEASUREMENT_VERSION: u32 = 2;
+pub const MEASUREMENT_VERSION: u32 = 3;
 
 /// The value of the document's `format` field, by which it is recognised.
 pub(super) const MEASUREMENT_FORMAT: &str = "vram-budget-measurement";
@@ -59,6 +59,9 @@ pub struct Measurement {
     /// The largest buffers, where a compiler lists them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub buffers: Vec<Buffer>,
+    /// The run, where one was recorded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub run: Option<Run>,
 }
 
 impl Measurement {
@@ -80,6 +83,7 @@ impl Measurement {
             counts: BTreeMap::new(),
             series: Vec::new(),
             buffers: Vec::new(),
+            run: None,
         }
     }
 
@@ -103,9 +107,18 @@ impl Measurement {
             Some((field, _)) => Err(field),
             None => {
                 self.version = 2;
-                Ok(self)
+                self.upgrade_2()
             }
         }
+    }
+
+    /// The version 3 of a document of version 2, or the field that version 2 did not have.
+    pub(super) fn upgrade_2(mut self) -> Result<Self, &'static str> {
+        if self.run.is_some() {
+            return Err("run");
+        }
+        self.version = 3;
+        Ok(self)
     }
 
     /// The figure called `name`, where it was measured.

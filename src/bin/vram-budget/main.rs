@@ -9,14 +9,17 @@ mod exit;
 mod fragmentation;
 mod import;
 mod input;
+mod merge;
 mod method_args;
 mod parallel_args;
 mod plan_args;
 mod probe;
+mod record;
 mod replay;
 mod schema;
 mod snapshot;
 mod validate;
+mod watch;
 
 use std::process::ExitCode;
 
@@ -35,6 +38,7 @@ const EXAMPLES: &str = "Examples:
   vram-budget estimate --config config.json --gpu 'A100 SXM4 80GB' --micro-batch 4 --json
   vram-budget estimate --plan plan.json --measured measured.json
   vram-budget fragmentation llama-3.2-1b --lengths log-normal=512,0.7 --seq-len 2048 --gpu 'RTX 4090'
+  vram-budget record -- torchrun --nproc-per-node 8 train.py
   vram-budget probe > machine.json
   vram-budget explain train.log
   nvidia-smi | vram-budget import -
@@ -46,6 +50,12 @@ enum Command {
     Estimate(Box<estimate::Args>),
     /// Replay a run of many steps over sequences of many lengths: how reserved memory grows, and which advice helps
     Fragmentation(Box<fragmentation::Args>),
+    /// Run a training command as it is and measure it: a document that the page, estimate and validate read
+    Record(record::Args),
+    /// Make one document of a run's ranks, or of a recording that was killed
+    Merge(merge::Args),
+    /// Show this machine's GPUs and who holds them, again and again
+    Watch(watch::Args),
     /// Write this machine's GPUs as a measurement document
     Probe(probe::Args),
     /// Read error messages, logs and tools' output as measurement documents
@@ -74,6 +84,9 @@ fn main() -> ExitCode {
     let done = match cli.command {
         Command::Estimate(args) => estimate::run(&args),
         Command::Fragmentation(args) => fragmentation::run(&args),
+        Command::Record(args) => record::run(&args),
+        Command::Merge(args) => merge::run(&args),
+        Command::Watch(args) => watch::run(&args),
         Command::Probe(args) => probe::run(&args),
         Command::Import(args) => import::import(&args),
         Command::Explain(args) => import::explain(&args),

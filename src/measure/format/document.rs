@@ -34,6 +34,7 @@ fn read(text: &str, _: Option<Unit>) -> Result<Read, ImportError> {
     // One upgrader a version.
     let measurement = match measurement.version {
         1 => measurement.upgrade_1().map_err(|field| refused(format!("version 1 has no `{field}`")))?,
+        2 => measurement.upgrade_2().map_err(|field| refused(format!("version 2 has no `{field}`")))?,
         MEASUREMENT_VERSION => measurement,
         other => return Err(refused(format!("expected \"version\" 1 to {MEASUREMENT_VERSION}, found {other}"))),
     };

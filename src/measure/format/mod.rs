@@ -32,6 +32,7 @@ mod vllm;
 mod xla;
 
 pub use reader::{Options, Reader, decoded, understand};
+pub use tensorboard::masked_crc;
 
 use serde::{Deserialize, Serialize};
 

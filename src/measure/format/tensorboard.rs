@@ -246,7 +246,8 @@ impl<'a> Fields<'a> {
 }
 
 /// CRC-32C, turned as TensorFlow's records have it.
-fn masked_crc(bytes: &[u8]) -> u32 {
+#[must_use]
+pub fn masked_crc(bytes: &[u8]) -> u32 {
     let crc = !bytes.iter().fold(!0_u32, |crc, byte| {
         (0..8).fold(crc ^ u32::from(*byte), |crc, _| (crc >> 1) ^ (0x82f6_3b78 & (crc & 1).wrapping_neg()))
     });

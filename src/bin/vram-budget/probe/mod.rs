@@ -2,6 +2,8 @@
 
 mod nvml;
 
+pub(crate) use nvml::Nvml;
+
 use std::io::{self, Write};
 use std::process::ExitCode;
 
@@ -14,21 +16,34 @@ use crate::exit;
 pub(crate) struct Args {}
 
 /// Where GPUs are found. The real one asks the driver; tests make one up.
-trait Driver {
+pub(crate) trait Driver {
     /// The machine's GPUs, or what was tried in vain, one line each.
     fn probe(&self) -> Result<Found, Vec<String>>;
+    /// What each GPU and the processes on it hold now, or why that is not known any more.
+    fn sample(&self) -> Result<Vec<Sample>, String>;
 }
 
 /// What a driver says.
-#[derive(Debug, Default)]
-struct Found {
-    driver: Option<String>,
-    cuda: Option<String>,
-    gpus: Vec<Gpu>,
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Found {
+    pub(crate) driver: Option<String>,
+    pub(crate) cuda: Option<String>,
+    pub(crate) gpus: Vec<Gpu>,
+}
+
+/// One GPU at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Sample {
+    /// Its index.
+    pub(crate) gpu: u32,
+    /// In use on it, in bytes, whoever holds it.
+    pub(crate) used: Option<u64>,
+    /// Processes, and what each holds in bytes, where the driver says so.
+    pub(crate) processes: Vec<(u32, Option<u64>)>,
 }
 
 pub(crate) fn run(_: &Args) -> anyhow::Result<ExitCode> {
-    probe(&nvml::Nvml, &mut io::stdout().lock(), &mut io::stderr().lock())
+    probe(&Nvml::default(), &mut io::stdout().lock(), &mut io::stderr().lock())
 }
 
 fn probe(driver: &dyn Driver, out: &mut dyn Write, talk: &mut dyn Write) -> anyhow::Result<ExitCode> {
@@ -47,7 +62,7 @@ fn probe(driver: &dyn Driver, out: &mut dyn Write, talk: &mut dyn Write) -> anyh
     Ok(ExitCode::SUCCESS)
 }
 
-fn no_gpu(talk: &mut dyn Write, tried: &[String]) -> anyhow::Result<ExitCode> {
+pub(crate) fn no_gpu(talk: &mut dyn Write, tried: &[String]) -> anyhow::Result<ExitCode> {
     writeln!(talk, "error: no NVIDIA GPU found on this machine")?;
     for line in tried {
         writeln!(talk, "  tried: {line}")?;
@@ -69,6 +84,9 @@ mod tests {
         fn probe(&self) -> Result<Found, Vec<String>> {
             let gpus = self.0.clone()?;
             Ok(Found { driver: Some("580.1".into()), cuda: Some("13.0".into()), gpus })
+        }
+        fn sample(&self) -> Result<Vec<Sample>, String> {
+            Ok(Vec::new())
         }
     }
 
