@@ -9,7 +9,8 @@ use crate::bill::{
 use crate::estimate::{Estimate, Note, parameter_count};
 use crate::model::Model;
 use crate::plan::Plan;
-use crate::recipe::{Precision, QuantKind};
+use crate::recipe::parallel::{DataParallel, ShardingStrategy};
+use crate::recipe::{Parallel, Precision, QuantKind};
 use crate::step::adapters::adapter_shapes;
 use crate::step::shape::{Dim, MAX_RANK, Shape};
 use crate::units::Bytes;
@@ -23,6 +24,27 @@ pub struct Thumb {
     pub adapters: Option<u64>,
     /// Bits of each frozen weight: 16, or 4 or 8 where they are quantised.
     pub bits: u64,
+    /// Over how many ranks weights, gradients and states are sharded each.
+    pub shards: [u64; 3],
+}
+
+/// Over how many ranks a layout shards weights, gradients and states (A4): ZeRO's stages, FSDP as stage 3.
+fn shards(parallel: &Parallel) -> [u64; 3] {
+    let ranks = parallel.data_ranks().max(1);
+    match &parallel.data {
+        DataParallel::DeepSpeed(options) => {
+            let from = |stage: u64| if options.stage >= stage { ranks } else { 1 };
+            [from(3), from(2), from(1)]
+        }
+        DataParallel::Fsdp1(options) => match options.strategy {
+            ShardingStrategy::NoShard => [1; 3],
+            ShardingStrategy::ShardGradOp => [1, ranks, ranks],
+            ShardingStrategy::HybridShardZero2 => [1, ranks / options.replicas.max(1), ranks / options.replicas.max(1)],
+            _ => [ranks / options.replicas.max(1); 3],
+        },
+        DataParallel::Fsdp2(options) => [ranks / options.replicas.max(1); 3],
+        DataParallel::None | DataParallel::Ddp(_) | DataParallel::Megatron(_) => [1; 3],
+    }
 }
 
 impl Thumb {
@@ -34,6 +56,7 @@ impl Thumb {
             parameters: parameter_count(model),
             adapters: plan.recipe.lora.as_ref().map(adapters),
             bits: plan.recipe.quantization.map_or(16, |q| if q.kind == QuantKind::Int8 { 8 } else { 4 }),
+            shards: shards(&plan.parallel),
         }
     }
 
@@ -45,20 +68,36 @@ impl Thumb {
             None => 0,
             Some(_) => self.parameters.saturating_mul(self.bits).div_ceil(8),
         };
-        let bytes = |each: u64| Bytes(trained.saturating_mul(each));
+        let over = |at: usize| self.shards[at].max(1);
+        let bytes = |each: u64, at: usize| Bytes(trained.saturating_mul(each).div_ceil(over(at)));
         let adapted = self.adapters.is_some();
         match part {
             Part::Weights => {
                 let formula = match (adapted, self.bits) {
+                    (false, _) if over(0) > 1 => "2 B × P ÷ N",
                     (false, _) => "2 B × P",
                     (true, 4) => "½ B × P + 2 B × A",
                     (true, 8) => "1 B × P + 2 B × A",
                     (true, _) => "2 B × P + 2 B × A",
                 };
-                Some((Bytes(bytes(2).get().saturating_add(frozen)), "weights in 16 bits", formula))
+                Some((Bytes(bytes(2, 0).get().saturating_add(frozen)), "weights in 16 bits", formula))
             }
-            Part::Gradients => Some((bytes(2), "gradients in 16 bits", if adapted { "2 B × A" } else { "2 B × P" })),
-            Part::States => Some((bytes(8), "two FP32 moments", if adapted { "8 B × A" } else { "8 B × P" })),
+            Part::Gradients => {
+                let formula = match (adapted, over(1) > 1) {
+                    (true, _) => "2 B × A",
+                    (false, true) => "2 B × P ÷ N",
+                    (false, false) => "2 B × P",
+                };
+                Some((bytes(2, 1), "gradients in 16 bits", formula))
+            }
+            Part::States => {
+                let formula = match (adapted, over(2) > 1) {
+                    (true, _) => "8 B × A",
+                    (false, true) => "8 B × P ÷ N",
+                    (false, false) => "8 B × P",
+                };
+                Some((bytes(8, 2), "two FP32 moments", formula))
+            }
             Part::Activations | Part::Temporary => None,
         }
     }
@@ -85,6 +124,8 @@ pub fn rule_of_thumb(thumb: Thumb) -> Estimate {
     let tier = Tier { peak_bytes: parts.total(), provenance: rule.clone() };
     let mut symbols = vec![("P", thumb.parameters)];
     symbols.extend(thumb.adapters.map(|a| ("A", a)));
+    let ranks = thumb.shards[2];
+    symbols.extend((ranks > 1).then_some(("N", ranks)));
     let columns = Instant::ALL.map(column).into();
     let sources = Sources { weights: rule.clone(), states: rule.clone(), autograd: rule };
     Estimate {
@@ -99,6 +140,7 @@ pub fn rule_of_thumb(thumb: Thumb) -> Estimate {
 }
 
 fn numbers(formula: &str, thumb: &Thumb) -> String {
+    let formula = formula.replace('N', &thumb.shards[2].to_string());
     formula.replace('P', &thumb.parameters.to_string()).replace('A', &thumb.adapters.unwrap_or(0).to_string())
 }
 
@@ -147,6 +189,7 @@ mod tests {
     use serde::Deserialize;
 
     use super::*;
+    use crate::recipe::parallel::{DeepSpeed, Fsdp2};
 
     #[derive(Deserialize)]
     struct Articles {
@@ -162,6 +205,8 @@ mod tests {
         parameters: u64,
         adapters: Option<u64>,
         bits: Option<u64>,
+        /// ZeRO's stage and the ranks.
+        zero: Option<[u64; 2]>,
         weights: f64,
         gradients: f64,
         states: f64,
@@ -191,7 +236,17 @@ mod tests {
     #[test]
     fn the_articles_bills_per_parameter() {
         for case in articles().per_parameter {
-            let thumb = Thumb { parameters: case.parameters, adapters: case.adapters, bits: case.bits.unwrap_or(16) };
+            let parallel = case.zero.map_or_else(Parallel::default, |[stage, ranks]| Parallel {
+                world_size: ranks,
+                data: DataParallel::DeepSpeed(DeepSpeed { stage, ..DeepSpeed::default() }),
+                ..Parallel::default()
+            });
+            let thumb = Thumb {
+                parameters: case.parameters,
+                adapters: case.adapters,
+                bits: case.bits.unwrap_or(16),
+                shards: shards(&parallel),
+            };
             let estimate = rule_of_thumb(thumb);
             let parts = estimate.bill.column(Instant::Step).parts;
             for (part, said) in
@@ -204,6 +259,13 @@ mod tests {
             let [low, high] = case.total;
             assert!((low..=high).contains(&total), "{}: {total} GB", case.name);
         }
+    }
+
+    #[test]
+    fn fully_sharded_is_as_zeros_third_stage() {
+        let ranks = |data| Parallel { world_size: 8, data, ..Parallel::default() };
+        let zero = DataParallel::DeepSpeed(DeepSpeed { stage: 3, ..DeepSpeed::default() });
+        assert_eq!(shards(&ranks(DataParallel::Fsdp2(Fsdp2::default()))), shards(&ranks(zero)));
     }
 
     #[test]
@@ -236,7 +298,7 @@ mod tests {
 
     #[test]
     fn the_formula_says_what_is_counted() {
-        let estimate = rule_of_thumb(Thumb { parameters: 1000, adapters: Some(10), bits: 4 });
+        let estimate = rule_of_thumb(Thumb { parameters: 1000, adapters: Some(10), bits: 4, shards: [1; 3] });
         let lines = estimate.bill.cell(Part::Weights, Instant::Step).lines;
         assert_eq!(
             (lines[0].formula.as_str(), lines[0].numbers.as_str()),
