@@ -2,6 +2,7 @@
 
 mod host;
 mod phases;
+mod ranks;
 mod slices;
 
 use std::borrow::Cow;
@@ -30,6 +31,7 @@ use crate::versions::{self, Rules};
 
 pub use phases::{PhaseOnCard, binding_phase, phases};
 use phases::{usable_beside, vllm};
+pub use ranks::{RankEstimate, ranks};
 pub use slices::Slices;
 
 /// Everything that follows from a plan.
@@ -94,6 +96,8 @@ pub enum Note {
     StatesPaged,
     /// The step is compiled, and walked as if it were not.
     Compiled,
+    /// The framework's rules were read in its code; no step of it was measured here.
+    ReadNotMeasured,
     /// The allocator has not been replayed: allocated memory is at least what is said, reserved memory is not known.
     NotReplayed,
 }
@@ -129,7 +133,9 @@ impl Job {
         let family = model.as_ref().map(|read| read.model.family());
         issues.extend(versions::issues(&plan.framework, &plan.recipe, family));
         if let Some(read) = &model {
-            issues.extend(read.model.refusals(&plan.recipe));
+            if !matches!(plan.parallel.data, DataParallel::Megatron(_)) {
+                issues.extend(read.model.refusals(&plan.recipe));
+            }
             issues.extend(liger_issues(read.model.as_ref(), plan));
             if !plan.recipe.packed.is_empty() && !read.model.packs() {
                 let what = format!("packed sequences in the family {}", read.model.family());
@@ -158,6 +164,7 @@ impl Job {
             }
             issues.extend(crate::step::load::issues(read.model.as_ref(), &plan.recipe));
             issues.extend(crate::step::parallel::refusals(read.model.as_ref(), plan));
+            issues.extend(crate::step::megatron::refusals(read.model.as_ref(), plan));
             issues.extend(crate::step::actors::issues(read.model.as_ref(), plan));
             if plan.recipe.float8 {
                 issues.extend(float8_issues(read.model.as_ref(), plan, hardware.as_ref().and_then(|h| h.capability)));
@@ -391,6 +398,9 @@ fn quick_of(plan: &Plan, job: &Job, precision: Precision) -> Result<Estimate, Ve
     if plan.recipe.compile {
         notes.push(Note::Compiled);
     }
+    if matches!(plan.parallel.data, DataParallel::Megatron(_)) {
+        notes.push(Note::ReadNotMeasured);
+    }
     notes.extend(versions::notes(&plan.framework));
     Ok(Estimate {
         bill,
@@ -446,6 +456,14 @@ pub fn parameter_count(model: &dyn Model) -> u64 {
 fn sources(plan: &Plan) -> Sources {
     let Framework { pytorch, transformers, .. } = &plan.framework;
     let origin = plan.recipe.optimizer.name.origin();
+    if matches!(plan.parallel.data, DataParallel::Megatron(_)) {
+        let exact = |source: &str| Provenance { kind: ProvenanceKind::Exact, source: source.into() };
+        return Sources {
+            weights: exact("sizes of the rank's parameters, in BF16"),
+            states: exact("FP32 master weights and Adam's two moments, of the rank's share"),
+            autograd: modelled("Megatron-LM d98e8a64 and Transformer Engine d0067d0d, August 2026: read, not measured"),
+        };
+    }
     Sources {
         weights: Provenance { kind: ProvenanceKind::Exact, source: "sizes of the parameters, from the config".into() },
         states: modelled(format!("{origin}, PyTorch {pytorch}")),

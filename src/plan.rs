@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::issue::Issue;
 use crate::machine::{Hardware, Machine, assumed_communicators};
 use crate::model::ModelSource;
+use crate::recipe::parallel::DataParallel;
 use crate::recipe::{Parallel, Recipe};
 
 /// The version of the plan document that this build writes.
@@ -40,6 +41,16 @@ pub struct Plan {
 }
 
 impl Plan {
+    /// The thresholds that a decision goes by: where a framework's rules were read and none of its steps measured, the
+    /// comfortable margin is kept.
+    #[must_use]
+    pub fn policy_in_force(&self) -> Policy {
+        match self.parallel.data {
+            DataParallel::Megatron(_) => Policy { margin_low: self.policy.margin_high, ..self.policy },
+            _ => self.policy,
+        }
+    }
+
     /// The machine with the catalogue's facts and what the layout's communicators take.
     ///
     /// # Errors

@@ -8,6 +8,9 @@ use serde_json::Value;
 
 /// Source, metric, the least that is predicted of its rows in per cent, the largest median error in per cent.
 const BARS: &[(&str, &str, u32, f64)] = &[
+    ("SimuMax", "allocated", 90, 5.0),
+    ("SimuMax", "reserved", 90, 10.0),
+    ("Megatron-LM", "allocated", 60, 5.0),
     ("torchtitan", "reserved", 70, 10.0),
     ("torchtune", "active", 70, 10.0),
     ("transformers", "nvidia_smi", 100, 10.0),

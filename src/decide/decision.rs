@@ -127,7 +127,7 @@ impl<'a> Situated<'a> {
         }
         let Self { plan, runs, verdict, .. } = self;
         let estimate = runs.into_dearest();
-        let tree = tree::steps(&plan.policy, &estimate, &verdict, throughput.as_ref(), &remedies);
+        let tree = tree::steps(&plan.policy_in_force(), &estimate, &verdict, throughput.as_ref(), &remedies);
         Decision { estimate, verdict, caveats, tree, remedies, throughput }
     }
 }
@@ -288,7 +288,7 @@ impl Deliberation {
     pub fn with_remedies(&self, mut decision: Decision) -> Decision {
         decision.remedies = in_order(self.priced.clone());
         decision.tree = tree::steps(
-            &self.plan.policy,
+            &self.plan.policy_in_force(),
             &decision.estimate,
             &decision.verdict,
             decision.throughput.as_ref(),

@@ -117,7 +117,7 @@ pub(super) fn steps(
             let (status, figure) = match question {
                 Question::Rigid => facts.rigid(policy),
                 Question::Activations => facts.activations(policy),
-                Question::Margin => facts.margin(policy, verdict.kind),
+                Question::Margin => facts.margin(policy.margin_low, verdict.kind),
                 Question::Throughput => facts.throughput(verdict.kind, throughput, !remedies.is_empty()),
             };
             let throughput = throughput.filter(|_| question == Question::Throughput).cloned();
@@ -202,14 +202,14 @@ impl Facts {
     }
 
     /// What is left of the card by the process figure, as a share of the card; negative where it is exceeded.
-    fn margin(&self, policy: &Policy, verdict: VerdictKind) -> (Status, Figure) {
+    fn margin(&self, margin: f64, verdict: VerdictKind) -> (Status, Figure) {
         let Numbers { capacity, process, in_use, context, reserved, .. } = self.numbers;
         let held = process.and_then(|p| p.checked_add(in_use.unwrap_or_default()));
         let value = held.zip(capacity).and_then(|(held, all)| ratio(held, all)).map(|held| 1.0 - held);
         let status = match (verdict, value) {
             (VerdictKind::DoesNotFit, _) => Status::Stop,
             (_, None) => Status::Waits,
-            (_, Some(free)) if free < policy.margin_low => Status::Attention,
+            (_, Some(free)) if free < margin => Status::Attention,
             _ => Status::Pass,
         };
         let pieces = vec![
@@ -218,7 +218,7 @@ impl Facts {
             (Piece::InUse, in_use),
             (Piece::Capacity, capacity),
         ];
-        (status, Figure { value, threshold: Some(policy.margin_low), part: held, whole: capacity, pieces })
+        (status, Figure { value, threshold: Some(margin), part: held, whole: capacity, pieces })
     }
 
     /// The rough speed of a configuration that fits.

@@ -7,6 +7,7 @@ use crate::estimate::OnCard;
 use crate::machine::Hardware;
 use crate::plan::Plan;
 use crate::recipe::Precision;
+use crate::recipe::parallel::{DataParallel, MegatronLoss};
 use crate::units::Bytes;
 
 /// The four answers.
@@ -181,7 +182,7 @@ pub fn judge(tiers: &Tiers, hardware: &Hardware, plan: &Plan) -> Verdict {
 
 fn decide(numbers: &Numbers, gpu_named: bool, in_use: Bytes, plan: &Plan) -> (VerdictKind, Reason) {
     let unknown = |fact| (VerdictKind::CannotTell, Reason::Unknown(fact));
-    let Plan { recipe, parallel, policy, .. } = plan;
+    let Plan { recipe, parallel, .. } = plan;
     if recipe.precision == Some(Precision::RuleOfThumb) {
         return unknown(Fact::RealRecipe);
     }
@@ -207,7 +208,11 @@ fn decide(numbers: &Numbers, gpu_named: bool, in_use: Bytes, plan: &Plan) -> (Ve
         return (VerdictKind::Tight, Reason::OnlyByFreeingCache { over: Bytes(held - capacity.0) });
     }
     let free = Bytes(capacity.0 - held);
-    let margin = share_of(capacity, policy.margin_low);
+    let margin = share_of(capacity, plan.policy_in_force().margin_low);
+    // Compiled, and seen to take a fifth more than is walked.
+    if matches!(&parallel.data, DataParallel::Megatron(options) if options.cross_entropy == MegatronLoss::Native) {
+        return unknown(Fact::Compiled);
+    }
     // Walked as if every event had passed; a GPU that lags has been seen to reserve up to 1.6 times as much.
     if parallel.data.waits_on_events() {
         return unknown(Fact::DeviceLag);

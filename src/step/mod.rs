@@ -12,6 +12,7 @@ pub mod checkpoint;
 pub(crate) mod freeze;
 pub(crate) mod load;
 pub mod log;
+pub(crate) mod megatron;
 pub mod ops;
 pub(crate) mod parallel;
 pub mod readings;

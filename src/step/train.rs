@@ -11,6 +11,7 @@ use crate::bill::{Instant, Part};
 use crate::model::family::{Built, Model, Parameter, Run};
 use crate::plan::Plan;
 use crate::recipe::optimizer::{Slots, by_dtype};
+use crate::recipe::parallel::DataParallel;
 use crate::recipe::{Ema, OptimizerImpl, Precision, Recipe, ZeroGrad};
 use crate::step::actors::Actors;
 use crate::step::autograd::backward;
@@ -20,7 +21,7 @@ use crate::step::repeat::{MIDDLES, expand, is_repeatable, over_layers, walked};
 use crate::step::shape::{Dim, Shape, Symbol};
 use crate::step::tape::{Device, Pinned, Tape};
 use crate::step::tensor::{Dtype, Table, Tensor};
-use crate::step::{adapters, freeze, load, parallel};
+use crate::step::{adapters, freeze, load, megatron, parallel};
 use crate::units::Bytes;
 use crate::versions::Rules;
 
@@ -72,6 +73,9 @@ pub fn walk_short(
     device: Device,
     steps: Steps,
 ) -> Result<Walk, TooLarge> {
+    if let DataParallel::Megatron(options) = &plan.parallel.data {
+        return megatron::walk(model, plan, options, device, steps);
+    }
     let split = parallel::tp::split(model, plan);
     let model = split.as_deref().unwrap_or(model);
     let whole = Whole::of(model, &plan.recipe, precision);

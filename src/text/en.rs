@@ -399,6 +399,9 @@ impl Catalogue for English {
             Note::MicroBatchesAlike => {
                 "The first micro-batches are walked; the further ones are taken to be as the last of them."
             }
+            Note::ReadNotMeasured => {
+                "Megatron-LM's rules are read in its code and held against published figures; no step of it was measured here"
+            }
             Note::Compiled => {
                 "torch.compile: these are the eager step’s figures. In ten steps cut by its partitioner, with nothing fused (PyTorch 2.15), forward kept 52 to 99 % of what eager keeps, and the peak was 96 to 152 % of eager’s: neither bounds your step."
             }

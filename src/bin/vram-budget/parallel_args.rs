@@ -2,7 +2,7 @@
 
 use clap::builder::PossibleValuesParser;
 use vram_budget::recipe::parallel::{
-    DataParallel, Ddp, DeepSpeed, Fsdp1, Fsdp2, MixedPrecision, Reshard, ShardingStrategy, Wrap,
+    DataParallel, Ddp, DeepSpeed, Fsdp1, Fsdp2, Megatron, MixedPrecision, Reshard, ShardingStrategy, Wrap,
 };
 use vram_budget::recipe::{FloatName, Parallel};
 
@@ -69,9 +69,15 @@ pub(crate) struct ParallelArgs {
     /// DDP: size of a bucket in MiB [default: 25]
     #[arg(long, value_name = "MIB")]
     bucket_cap_mb: Option<u64>,
+    /// Megatron-LM: master weights and moments are sharded over the data-parallel ranks
+    #[arg(long)]
+    distributed_optimizer: bool,
+    /// Megatron-LM: model chunks on each pipeline rank [default: 1]
+    #[arg(long, value_name = "CHUNKS")]
+    virtual_pipeline: Option<u64>,
 }
 
-const KINDS: [&str; 8] = ["none", "ddp", "fsdp1", "fsdp2", "zero0", "zero1", "zero2", "zero3"];
+const KINDS: [&str; 9] = ["none", "ddp", "fsdp1", "fsdp2", "zero0", "zero1", "zero2", "zero3", "megatron"];
 
 fn reshard(text: &str) -> Result<Reshard, String> {
     match text {
@@ -105,6 +111,7 @@ impl ParallelArgs {
                     let stage = zero.trim_start_matches("zero").parse().unwrap_or(0);
                     DataParallel::DeepSpeed(DeepSpeed { stage, ..DeepSpeed::default() })
                 }
+                "megatron" => DataParallel::Megatron(Megatron::default()),
                 _ => DataParallel::None,
             };
         }
@@ -142,6 +149,11 @@ impl ParallelArgs {
                 fsdp.checkpoint_wrapper |= self.checkpoint_wrapper;
                 self.change_dtypes(&mut fsdp.mixed_precision);
             }
+            DataParallel::Megatron(megatron) => {
+                taken(&["distributed-optimizer", "virtual-pipeline"]);
+                megatron.use_distributed_optimizer |= self.distributed_optimizer;
+                set(&mut megatron.virtual_pipeline, self.virtual_pipeline);
+            }
             DataParallel::DeepSpeed(_) | DataParallel::None => {}
         }
         match left.first() {
@@ -166,6 +178,8 @@ impl ParallelArgs {
             ("no-sync", self.no_sync),
             ("gradient-as-bucket-view", self.gradient_as_bucket_view),
             ("bucket-cap-mb", self.bucket_cap_mb.is_some()),
+            ("distributed-optimizer", self.distributed_optimizer),
+            ("virtual-pipeline", self.virtual_pipeline.is_some()),
         ];
         all.into_iter().filter(|(_, given)| *given).map(|(name, _)| name).collect()
     }

@@ -13,7 +13,8 @@ use crate::model::family::common::{
 };
 use crate::model::family::experts::{Experts, Gate, Routed};
 use crate::model::family::{
-    Built, Dimensions, Model, Parameter, Parameters, decoder_names, matrix, names_of, names_there, vector,
+    Built, Dimensions, Gpt, Latent, MegatronExperts, Model, Parameter, Parameters, decoder_names, matrix, names_of,
+    names_there, vector,
 };
 use crate::model::fields::{Fields, MAX_DIMENSION, MAX_HEADS, MAX_LAYERS};
 use crate::recipe::{Attention, Checkpointing, LigerKernel, Precision, Recipe};
@@ -186,6 +187,40 @@ impl DeepSeek {
 impl Model for DeepSeek {
     fn family(&self) -> &'static str {
         "deepseek_v3"
+    }
+
+    fn megatron(&self) -> Option<Gpt> {
+        (!self.bias && self.activation == Activation::Fused).then(|| Gpt {
+            layers: self.layers,
+            hidden: self.hidden,
+            ffn: self.mlp,
+            heads: self.heads,
+            groups: self.heads,
+            head: self.value,
+            vocab: self.vocab,
+            positions: None,
+            gated: true,
+            rms: true,
+            bias: false,
+            qkv_bias: false,
+            qk_norm: true,
+            tied: self.tied,
+            bert: false,
+            latent: Some(Latent {
+                query: self.query_rank,
+                key_value: self.latent,
+                plain: self.plain,
+                rotary: self.rotary,
+                value: self.value,
+            }),
+            experts: Some(MegatronExperts {
+                count: self.experts,
+                per_token: self.per_token,
+                ffn: self.expert_width,
+                shared: self.shared.saturating_mul(self.expert_width),
+                dense_layers: self.dense_layers,
+            }),
+        })
     }
 
     fn parameters(&self) -> Vec<Parameter> {

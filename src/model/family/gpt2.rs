@@ -8,7 +8,7 @@ use crate::issue::{Issue, IssueKind};
 use crate::model::family::common::{
     Activation, AttentionPlan, Head, Run, causal_forward, eager_mask, for_sdpa, position_ids,
 };
-use crate::model::family::{Built, Dimensions, Model, Parameter, Parameters, dotted_names, matrix, vector};
+use crate::model::family::{Built, Dimensions, Gpt, Model, Parameter, Parameters, dotted_names, matrix, vector};
 use crate::model::fields::{Fields, MAX_DIMENSION, MAX_HEADS, MAX_LAYERS};
 use crate::recipe::Recipe;
 use crate::step::shape::{Dim, Shape, Symbol};
@@ -109,6 +109,28 @@ impl Gpt2 {
 impl Model for Gpt2 {
     fn family(&self) -> &'static str {
         "gpt2"
+    }
+
+    fn megatron(&self) -> Option<Gpt> {
+        Some(Gpt {
+            layers: self.layers,
+            hidden: self.hidden,
+            ffn: self.mlp,
+            heads: self.heads,
+            groups: self.heads,
+            head: self.hidden / self.heads.max(1),
+            vocab: self.vocab,
+            positions: Some(self.positions),
+            gated: false,
+            rms: false,
+            bias: true,
+            qkv_bias: false,
+            qk_norm: false,
+            tied: true,
+            bert: false,
+            latent: None,
+            experts: None,
+        })
     }
 
     fn parameters(&self) -> Vec<Parameter> {

@@ -12,7 +12,8 @@ use crate::model::family::common::{
 };
 use crate::model::family::experts::{Experts, Gate, Routed};
 use crate::model::family::{
-    Built, Dimensions, Model, Parameter, Parameters, dotted_names, matrix, names_of, names_there, vector,
+    Built, Dimensions, Gpt, MegatronExperts, Model, Parameter, Parameters, dotted_names, matrix, names_of, names_there,
+    vector,
 };
 use crate::model::fields::{Fields, MAX_DIMENSION, MAX_HEADS, MAX_LAYERS};
 use crate::recipe::{LigerKernel, Recipe};
@@ -329,6 +330,41 @@ impl Layer {
 impl Model for Decoder {
     fn family(&self) -> &'static str {
         self.family
+    }
+
+    fn megatron(&self) -> Option<Gpt> {
+        // Megatron-LM's dense layers come first.
+        let experts = match &self.moe {
+            None => None,
+            Some(moe) => {
+                let dense_layers = moe.dense.iter().take_while(|dense| **dense).count();
+                if moe.dense[dense_layers..].contains(&true) {
+                    return None;
+                }
+                let (count, per_token, ffn) = (moe.experts, moe.per_token, moe.width);
+                Some(MegatronExperts { count, per_token, ffn, shared: 0, dense_layers: dense_layers as u64 })
+            }
+        };
+        let silu = self.activation == Activation::Fused && !self.mlp_bias && !self.out_bias;
+        (silu && !self.scored).then_some(Gpt {
+            layers: self.layers,
+            hidden: self.hidden,
+            ffn: self.mlp,
+            heads: self.heads,
+            groups: self.kv_heads,
+            head: self.head,
+            vocab: self.vocab,
+            positions: None,
+            gated: true,
+            rms: true,
+            bias: false,
+            qkv_bias: self.qkv_bias,
+            qk_norm: self.qk_norm,
+            tied: self.tied,
+            bert: false,
+            latent: None,
+            experts,
+        })
     }
 
     fn parameters(&self) -> Vec<Parameter> {

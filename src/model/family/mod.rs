@@ -12,6 +12,7 @@ mod gpt2;
 mod gpt_neox;
 mod gpt_oss;
 mod llama;
+mod megatron;
 mod opt;
 mod resnet;
 mod rotary;
@@ -30,6 +31,8 @@ use crate::step::tape::Tape;
 use crate::step::tensor::{Dtype, Tensor};
 
 pub use common::{AttentionPlan, Cache, Run};
+pub use megatron::{Experts as MegatronExperts, Gpt, Latent};
+pub(crate) use megatron::{Split, Weight as MegatronWeight, needs_layout as megatron_needs_layout};
 
 /// A parameter of the model.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -117,6 +120,10 @@ pub trait Model: Debug {
     /// then does a rate of tokens mean something.
     fn counts_tokens(&self) -> bool {
         true
+    }
+    /// The model as Megatron-LM core describes it, where it has it.
+    fn megatron(&self) -> Option<Gpt> {
+        None
     }
     /// How many routed experts a token goes to, and out of how many: a layer's experts are one parameter of three dimensions.
     fn routed_experts(&self) -> Option<(u64, u64)> {
@@ -227,6 +234,7 @@ impl Family {
         Self { model_type: "resnet50", architecture: "resnet50", read: resnet::read },
         Self { model_type: "resnet101", architecture: "resnet101", read: resnet::read },
         Self { model_type: "resnet152", architecture: "resnet152", read: resnet::read },
+        Self { model_type: "megatron", architecture: "MegatronModel", read: Gpt::read },
         Self { model_type: "t5", architecture: "T5ForConditionalGeneration", read: t5::read },
         Self { model_type: "whisper", architecture: "WhisperForConditionalGeneration", read: whisper::read },
         Self { model_type: "vit", architecture: "ViTForImageClassification", read: vit::read },

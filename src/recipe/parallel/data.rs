@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::recipe::parallel::Megatron;
 use crate::recipe::{FloatName, Precision};
 
 /// What wraps the model over the data-parallel ranks.
@@ -20,6 +21,8 @@ pub enum DataParallel {
     Fsdp2(Fsdp2),
     /// A DeepSpeed engine with ZeRO.
     DeepSpeed(DeepSpeed),
+    /// Megatron-LM core, which splits the model itself too.
+    Megatron(Megatron),
 }
 
 impl DataParallel {
@@ -39,6 +42,7 @@ impl DataParallel {
             Self::Fsdp1(_) => "fsdp1",
             Self::Fsdp2(_) => "fsdp2",
             Self::DeepSpeed(_) => "deepspeed",
+            Self::Megatron(_) => "megatron",
         }
     }
 }

@@ -3,12 +3,15 @@
 
 mod checks;
 mod data;
+mod megatron;
 
 use serde::{Deserialize, Serialize};
 
 pub use data::{
     DataParallel, Ddp, DeepSpeed, Fsdp1, Fsdp2, InitDevice, MixedPrecision, Prefetch, Reshard, ShardingStrategy, Wrap,
 };
+
+pub use megatron::{ContextCommunication, Megatron, MegatronAttention, MegatronLoss, MegatronRecompute};
 
 /// The most ranks.
 pub const MAX_RANKS: u64 = 1 << 20;

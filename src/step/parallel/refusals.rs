@@ -13,7 +13,7 @@ const FAMILIES: [&str; 8] = ["llama", "qwen2", "gpt2", "mistral", "qwen3", "phi3
 /// What of the plan's layout, or beside it, is not modelled.
 pub(crate) fn refusals(model: &dyn Model, plan: &Plan) -> Vec<Issue> {
     let (parallel, recipe) = (&plan.parallel, &plan.recipe);
-    if parallel.is_single() {
+    if parallel.is_single() || matches!(parallel.data, DataParallel::Megatron(_)) {
         return Vec::new();
     }
     let mut issues = Vec::new();
@@ -59,7 +59,7 @@ pub(crate) fn refusals(model: &dyn Model, plan: &Plan) -> Vec<Issue> {
     }
     let mut not = |field: &str, what: String| issues.push(Issue::new(field, IssueKind::NotModelled { what }));
     match &parallel.data {
-        DataParallel::None | DataParallel::Ddp(_) => {}
+        DataParallel::None | DataParallel::Ddp(_) | DataParallel::Megatron(_) => {}
         DataParallel::Fsdp1(options) => {
             let tied = model.parameters().first().is_some_and(|words| words.linear);
             for (on, what) in fsdp1(options, parallel.data_ranks(), tied, recipe.grad_accum > 1) {

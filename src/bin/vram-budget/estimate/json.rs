@@ -6,7 +6,7 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 use vram_budget::bill::{Bill, Instant, Part};
 use vram_budget::decide::Decision;
-use vram_budget::estimate::{Estimate, PhaseOnCard, binding_phase, phases as on_card};
+use vram_budget::estimate::{Estimate, PhaseOnCard, RankEstimate, binding_phase, phases as on_card};
 use vram_budget::plan::Plan;
 use vram_budget::reconcile::Row;
 use vram_budget::step::capacity::SmallestCard;
@@ -20,6 +20,7 @@ pub(super) fn print(
     decision: &Decision,
     smallest: Option<&SmallestCard>,
     rows: Option<&[Row]>,
+    ranks: &[RankEstimate],
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
     let estimate = &decision.estimate;
@@ -45,6 +46,9 @@ pub(super) fn print(
         "throughput": decision.throughput,
         "caveats": decision.caveats,
     });
+    if let (false, Value::Object(document)) = (ranks.is_empty(), &mut document) {
+        document.insert("ranks".into(), serde_json::to_value(ranks)?);
+    }
     if let (Some(rows), Value::Object(document)) = (rows, &mut document) {
         document.insert("measured".into(), serde_json::to_value(rows)?);
     }

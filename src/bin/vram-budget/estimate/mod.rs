@@ -11,7 +11,7 @@ use std::process::ExitCode;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use vram_budget::decide::decide;
-use vram_budget::estimate::smallest_card_of;
+use vram_budget::estimate::{ranks, smallest_card_of};
 use vram_budget::measure::Unit;
 
 use crate::exit::Rejected;
@@ -56,10 +56,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     };
     // The rule of thumb has no step to replay.
     let smallest = decision.estimate.readings.as_ref().and_then(|_| smallest_card_of(&plan).ok());
+    let ranks = ranks(&plan).unwrap_or_default();
     if args.json {
-        json::print(&plan, &decision, smallest.as_ref(), rows.as_deref(), &mut out)?;
+        json::print(&plan, &decision, smallest.as_ref(), rows.as_deref(), &ranks, &mut out)?;
     } else {
-        report::print(&plan, &decision, smallest.as_ref(), &mut out)?;
+        report::print(&plan, &decision, smallest.as_ref(), &ranks, &mut out)?;
         if let Some(rows) = &rows {
             measured::print(rows, &mut out)?;
         }

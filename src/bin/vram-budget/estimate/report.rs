@@ -7,7 +7,7 @@ use vram_budget::decide::{
     Candidate, Caveat, Decision, Fact, Figure, Numbers, PricedRemedy, Question, Reason, TreeStep, VerdictKind,
 };
 use vram_budget::estimate::phases as on_card;
-use vram_budget::estimate::{Note, binding_phase, read_model};
+use vram_budget::estimate::{Note, RankEstimate, binding_phase, read_model};
 use vram_budget::machine::GpuChoice;
 use vram_budget::model::ModelSource;
 use vram_budget::plan::Plan;
@@ -25,6 +25,7 @@ pub(super) fn print(
     plan: &Plan,
     decision: &Decision,
     smallest: Option<&SmallestCard>,
+    ranks: &[RankEstimate],
     out: &mut dyn Write,
 ) -> io::Result<()> {
     let text = Locale::En.text();
@@ -35,6 +36,7 @@ pub(super) fn print(
         smallest_card(text, smallest, out)?;
     }
     host(decision, out)?;
+    all_ranks(text, ranks, out)?;
     phases(text, plan, decision, out)?;
     tree(text, decision, out)?;
     remedies(text, decision, out)?;
@@ -142,12 +144,51 @@ fn layout(parallel: &Parallel) -> String {
         DataParallel::Fsdp1(_) => "FSDP1 over ".into(),
         DataParallel::Fsdp2(_) => "FSDP2 over ".into(),
         DataParallel::DeepSpeed(options) => format!("DeepSpeed ZeRO-{} over ", options.stage),
+        DataParallel::Megatron(_) => "Megatron-LM over ".into(),
     };
     let tensor = match parallel.tensor.size {
         0 | 1 => String::new(),
         size => format!(" times {size} tensor-parallel ranks"),
     };
-    format!("{wrapper}{} data-parallel ranks{tensor}; the figures are those of rank 0", parallel.data_ranks())
+    let whose = match &parallel.data {
+        DataParallel::Megatron(options) => {
+            let stages = parallel.pipeline;
+            match options.rank {
+                Some(rank) => format!("pipeline rank {rank} of {stages}"),
+                None => format!("the pipeline rank, of {stages}, that holds the most"),
+            }
+        }
+        _ => "rank 0".to_owned(),
+    };
+    format!("{wrapper}{} data-parallel ranks{tensor}; the figures are those of {whose}", parallel.data_ranks())
+}
+
+/// Every pipeline rank at its own peak; the one that holds the most is marked.
+fn all_ranks(text: &dyn Catalogue, ranks: &[RankEstimate], out: &mut dyn Write) -> io::Result<()> {
+    let most = ranks.iter().map(|rank| rank.peak_bytes).max();
+    if ranks.is_empty() {
+        return Ok(());
+    }
+    write!(out, "\n{:<14} {:>6} {:>9}", "Pipeline, GiB", "layers", "in flight")?;
+    for part in Part::ALL {
+        write!(out, " {:>16}", text.part(part))?;
+    }
+    writeln!(out, " {:>12}  peak", "total")?;
+    for rank in ranks {
+        let mark = if Some(rank.peak_bytes) == most { "*" } else { " " };
+        write!(out, "{:<14} {:>6} {:>9}", format!("rank {}", rank.rank), rank.layers, rank.in_flight)?;
+        for part in Part::ALL {
+            write!(out, " {:>16}", gib(rank.parts.get(part)))?;
+        }
+        let ends = match (rank.embedding, rank.head) {
+            (true, true) => ", embedding and head",
+            (true, false) => ", embedding",
+            (false, true) => ", head",
+            (false, false) => "",
+        };
+        writeln!(out, " {:>11}{mark}  {}{ends}", gib(rank.peak_bytes), text.at_instant(rank.instant))?;
+    }
+    Ok(())
 }
 
 /// Five parts × four instants in GiB, and the tiers.

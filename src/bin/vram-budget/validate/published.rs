@@ -96,9 +96,9 @@ struct Outcome {
 }
 
 pub(super) fn run(files: &[PathBuf], json: bool, out: &mut dyn Write) -> anyhow::Result<()> {
-    let mut all = Vec::new();
+    let (mut all, mut last) = (Vec::new(), None);
     for path in files {
-        read(path, &mut all)?;
+        read(path, &mut all, &mut last)?;
     }
     if json {
         for outcome in &all {
@@ -111,7 +111,10 @@ pub(super) fn run(files: &[PathBuf], json: bool, out: &mut dyn Write) -> anyhow:
     Ok(())
 }
 
-fn read(path: &Path, all: &mut Vec<Outcome>) -> anyhow::Result<()> {
+/// The last plan and its estimate: several figures of one run follow each other.
+type Last = Option<(Value, Result<Estimate, String>)>;
+
+fn read(path: &Path, all: &mut Vec<Outcome>, last: &mut Last) -> anyhow::Result<()> {
     input::lines(path, |number, line| {
         if line.trim().is_empty() {
             return Ok(());
@@ -119,15 +122,15 @@ fn read(path: &Path, all: &mut Vec<Outcome>) -> anyhow::Result<()> {
         let row: Row = serde_json::from_str(line).map_err(|error| {
             Rejected::because(input::name(path), format!("line {number}: not a published row: {error}"))
         })?;
-        all.push(judge(row));
+        all.push(judge(row, last));
         Ok(())
     })
 }
 
-fn judge(row: Row) -> Outcome {
+fn judge(row: Row, last: &mut Last) -> Outcome {
     let Row { id, source, published, plan, unexplained, note, .. } = row;
     let predicted = match (plan, unexplained) {
-        (Some(plan), None) => predict(plan, published),
+        (Some(plan), None) => predict(plan, published, last),
         (_, unexplained) => Err(unexplained.unwrap_or_else(|| "no plan".into())),
     };
     let (predicted, refused) = match predicted {
@@ -139,10 +142,13 @@ fn judge(row: Row) -> Outcome {
     Outcome { id, source, metric, published_gib: published.gib, predicted_gib: predicted, error, refused, note }
 }
 
-fn predict(plan: Value, published: Published) -> Result<Bytes, String> {
-    let plan: Plan = serde_json::from_value(plan).map_err(|error| format!("not a plan: {error}"))?;
-    let estimate = estimate(&plan).map_err(|issues| reason(&issues))?;
-    published.metric.of(&estimate).ok_or_else(|| format!("{} memory is not known", published.metric.name()))
+fn predict(plan: Value, published: Published, last: &mut Last) -> Result<Bytes, String> {
+    if last.as_ref().is_none_or(|(of, _)| *of != plan) {
+        let read = serde_json::from_value::<Plan>(plan.clone()).map_err(|error| format!("not a plan: {error}"));
+        *last = Some((plan, read.and_then(|plan| estimate(&plan).map_err(|issues| reason(&issues)))));
+    }
+    let estimate = last.as_ref().map_or(Err("no plan"), |(_, estimate)| estimate.as_ref().map_err(String::as_str))?;
+    published.metric.of(estimate).ok_or_else(|| format!("{} memory is not known", published.metric.name()))
 }
 
 fn print(all: &[Outcome], out: &mut dyn Write) -> io::Result<()> {
