@@ -16,7 +16,9 @@ use crate::machine::{Capability, Hardware};
 use crate::model::{Model, ModelSource, ReadModel, presets, read_config};
 use crate::plan::{Framework, Plan, Version};
 use crate::recipe::parallel::DataParallel;
-use crate::recipe::{FloatName, LigerKernel, Loss, Method, Precision, SdpaBackend};
+use crate::recipe::{
+    Attention, Checkpointing, FloatName, LigerKernel, Loss, Method, Precision, SdpaBackend,
+};
 use crate::rule_of_thumb::{Thumb, rule_of_thumb};
 use crate::step::capacity::{SmallestCard, smallest_card};
 use crate::step::ops::FLOAT8_MULTIPLE;
@@ -137,21 +139,10 @@ impl Job {
                 issues.extend(read.model.refusals(&plan.recipe));
             }
             issues.extend(liger_issues(read.model.as_ref(), plan));
-            if !plan.recipe.packed.is_empty() && !read.model.packs() {
-                let what = format!("packed sequences in the family {}", read.model.family());
-                issues.push(Issue::new("recipe.packed", IssueKind::NotModelled { what }));
-            }
-            if !plan.recipe.packed.is_empty() && plan.recipe.sdpa_backend == Some(SdpaBackend::FlashAttention) {
-                let what = "flash attention over packed sequences: sdpa's takes no mask".into();
-                issues.push(Issue::new("recipe.sdpa_backend", IssueKind::NotModelled { what }));
-            }
-            if !plan.recipe.packed.is_empty() && plan.recipe.method.is_some() {
-                let what = "packed sequences in preference or reinforcement learning".into();
-                issues.push(Issue::new("recipe.packed", IssueKind::NotModelled { what }));
-            }
-            if !plan.recipe.packed.is_empty() && plan.framework.transformers < Version(5, 0) {
-                let what = "packed sequences with transformers before 5".into();
-                issues.push(Issue::new("recipe.packed", IssueKind::NotModelled { what }));
+            issues.extend(packed_issues(read.model.as_ref(), plan));
+            if plan.recipe.attention == Some(Attention::FlashAttention2) {
+                let capability = hardware.as_ref().and_then(|hardware| hardware.capability);
+                issues.extend(flash_package_issues(read.model.as_ref(), plan, capability));
             }
             issues.extend(crate::step::freeze::issues(read.model.as_ref(), &plan.recipe));
             if plan.recipe.loss != Loss::Hf && !read.model.is_causal_lm() {
@@ -284,6 +275,56 @@ fn float8_issues(model: &dyn Model, plan: &Plan, capability: Option<Capability>)
     if capability.is_some_and(|c| (c.0, c.1) < (8, 9)) && plan.recipe.float8 {
         let what = "FP8 products: they need compute capability 8.9".into();
         issues.push(Issue::new("recipe.float8", IssueKind::NotSupportedByHardware { what }));
+    }
+    issues
+}
+
+/// What is not modelled of several sequences in one row.
+fn packed_issues(model: &dyn Model, plan: &Plan) -> Vec<Issue> {
+    if plan.recipe.packed.is_empty() {
+        return Vec::new();
+    }
+    let mut issues = Vec::new();
+    let mut refuse = |path: &'static str, what: String| issues.push(Issue::new(path, IssueKind::NotModelled { what }));
+    if !model.packs() {
+        refuse("recipe.packed", format!("packed sequences in the family {}", model.family()));
+    }
+    if plan.recipe.sdpa_backend == Some(SdpaBackend::FlashAttention) {
+        refuse("recipe.sdpa_backend", "flash attention over packed sequences: sdpa's takes no mask".into());
+    }
+    if plan.recipe.method.is_some() {
+        refuse("recipe.packed", "packed sequences in preference or reinforcement learning".into());
+    }
+    if plan.framework.transformers < Version(5, 0) {
+        refuse("recipe.packed", "packed sequences with transformers before 5".into());
+    }
+    issues
+}
+
+/// What the package flash-attn cannot do, and what is not modelled of it.
+fn flash_package_issues(model: &dyn Model, plan: &Plan, capability: Option<Capability>) -> Vec<Issue> {
+    let recipe = &plan.recipe;
+    let mut issues = Vec::new();
+    let mut add = |kind| issues.push(Issue::new("recipe.attention", kind));
+    let mut refuse = |wrong: bool, what: &str| {
+        if wrong {
+            add(IssueKind::NotModelled { what: what.into() });
+        }
+    };
+    let family = format!("the package flash-attn in the family {}", model.family());
+    refuse(!model.takes_flash_package(), &family);
+    refuse(recipe.method.is_some(), "the package flash-attn in preference or reinforcement learning");
+    refuse(recipe.checkpointing == Checkpointing::Selective, "selective checkpointing of the package flash-attn");
+    refuse(plan.framework.transformers < Version(5, 0), "the package flash-attn with transformers before 5");
+    refuse(recipe.sdpa_backend.is_some(), "a backend of sdpa beside the package flash-attn");
+    if capability.is_some_and(|c| c.0 < 8) {
+        let what = "kernels of the package flash-attn: they need compute capability 8.0".into();
+        add(IssueKind::NotSupportedByHardware { what });
+    }
+    // `FlashAttention only support fp16 and bf16 data type` (csrc/flash_attn/flash_api.cpp, 2.8.3).
+    if recipe.precision == Some(Precision::Fp32) && recipe.quantization.is_none() {
+        let expected = "FP16 or BF16, which is all that the package flash-attn takes".into();
+        issues.push(Issue::new("recipe.precision", IssueKind::NotA { expected, found: "fp32".into() }));
     }
     issues
 }

@@ -177,6 +177,9 @@ pub enum Attention {
     Sdpa,
     /// Scores and probabilities as tensors of batch × heads × sequence².
     Eager,
+    /// The kernels of the package flash-attn.
+    #[serde(rename = "flash_attention_2")]
+    FlashAttention2,
 }
 
 /// A backend of `scaled_dot_product_attention`.

@@ -403,7 +403,7 @@ impl<'a> Loop<'a> {
             recipe,
             precision,
             most_micro_batches: MAX_WALKED_MICRO_BATCHES,
-            run: Run::new(tape, recipe),
+            run: Run { loaded: load::loaded_dtype(recipe, precision), ..Run::new(tape, recipe) },
             slots: Slots::new(),
             own_slots: Vec::new(),
             group_slots: Vec::new(),

@@ -212,6 +212,7 @@ impl Catalogue for English {
         match attention {
             Attention::Sdpa => "SDPA (flash)",
             Attention::Eager => "eager",
+            Attention::FlashAttention2 => "flash-attn package",
         }
     }
 
@@ -681,7 +682,21 @@ impl Catalogue for English {
             Label::AttentionUnknown => "I don’t know (SDPA)",
             Label::Checkpointing => "Activation checkpointing",
             Label::Loss => "Loss",
-            Label::More => "More: MIG slice, CUDA context, versions, allocator settings",
+            Label::More => "More: preferences and RL, fused kernels, FP8, packing, frozen parts, versions, allocator",
+            Label::Gpus => "GPUs",
+            Label::GpusHint => "one rank each",
+            Label::TensorSize => "Tensor parallel",
+            Label::TensorSizeHint => "Ranks that share each layer’s matrices; empty for none",
+            Label::Completion => "Generated tokens",
+            Label::CompletionHint => "Of each sequence; the rest of its length is the prompt",
+            Label::ClipGrad => "Clip gradients",
+            Label::ClipGradHint => "The largest norm, such as 1.0; empty for no clipping",
+            Label::Packed => "Packed sequences",
+            Label::PackedHint => "Lengths of the sequences in one row, such as 1500, 548; empty for one sequence a row",
+            Label::Freeze => "Frozen parts",
+            Label::FreezeHint => {
+                "Beginnings of parameters’ names, such as model.embed_tokens, model.layers.0; empty to train all"
+            }
             Label::Pytorch => "PyTorch version",
             Label::Transformers => "transformers version",
             Label::AllocConf => "Allocator settings",
@@ -798,6 +813,7 @@ impl Catalogue for English {
             Term::Fused => "fused",
             Term::Forloop => "for-loop",
             Term::Sdpa => "SDPA",
+            Term::FlashPackage => "flash-attn",
             Term::Eager => "eager attention",
             Term::Lora => "LoRA",
             Term::Qlora => "QLoRA",
@@ -851,6 +867,9 @@ impl Catalogue for English {
             }
             Term::Sdpa => {
                 "PyTorch’s scaled_dot_product_attention: its fast kernels never hold a score for every pair of tokens."
+            }
+            Term::FlashPackage => {
+                "The package flash-attn (flash_attention_2): never a score for every pair of tokens, nor a mask for packed sequences."
             }
             Term::Eager => {
                 "Attention as separate products and a softmax: it holds tensors of batch × heads × sequence²."

@@ -98,7 +98,7 @@ pub(crate) struct PlanArgs {
     #[arg(long, value_parser = named::<ScaleType>(&["channel", "tensor"]), help_heading = "Recipe")]
     scale_type: Option<ScaleType>,
     /// Attention implementation [default: sdpa, where the versions have it]
-    #[arg(long, value_parser = named::<Attention>(&["sdpa", "eager"]), help_heading = "Recipe")]
+    #[arg(long, value_parser = named::<Attention>(&["sdpa", "eager", "flash_attention_2"]), help_heading = "Recipe")]
     attention: Option<Attention>,
     /// Forces one backend of sdpa
     #[arg(long, value_parser = named::<SdpaBackend>(

@@ -5,6 +5,7 @@ use std::rc::Rc;
 
 use crate::bill::{Instant, Part};
 use crate::issue::{Issue, IssueKind};
+use crate::model::family::flash::attend_by_package;
 use crate::model::fields::Fields;
 use crate::recipe::{Attention, Checkpointing, LigerKernel, Loss, Recipe, SdpaBackend};
 use crate::step::actors::CACHE;
@@ -36,8 +37,10 @@ pub struct Run {
     pub padded: bool,
     /// The keys and values of earlier tokens, while text is generated.
     pub cache: Option<Rc<Cache>>,
-    /// Whether the batch is one row of several sequences (`DataCollatorWithFlattening`).
-    pub packed: bool,
+    /// The dtype in which the model was loaded (`config.dtype`).
+    pub loaded: Dtype,
+    /// How many sequences the only row of the batch holds, where it holds several (`DataCollatorWithFlattening`).
+    pub packed: Option<u64>,
     /// The tokens' places in their own sequences, where it is.
     pub positions: Option<Tensor>,
 }
@@ -85,6 +88,8 @@ pub enum AttentionPlan {
     Eager,
     /// `scaled_dot_product_attention`, by the backend PyTorch chooses or a forced one.
     Sdpa(Option<SdpaPath>),
+    /// The kernels of the package flash-attn.
+    Package,
 }
 
 impl Run {
@@ -93,6 +98,7 @@ impl Run {
     pub fn new(tape: &Tape, recipe: &Recipe) -> Self {
         let attention = match recipe.attention.unwrap_or(Attention::Sdpa) {
             Attention::Eager => AttentionPlan::Eager,
+            Attention::FlashAttention2 => AttentionPlan::Package,
             Attention::Sdpa => AttentionPlan::Sdpa(recipe.sdpa_backend.map(|b| match b {
                 SdpaBackend::FlashAttention => SdpaPath::Flash,
                 SdpaBackend::EfficientAttention => SdpaPath::Efficient,
@@ -110,7 +116,8 @@ impl Run {
             loss: recipe.loss,
             padded: recipe.method.is_some_and(|m| m.padded()),
             cache: None,
-            packed: !recipe.packed.is_empty(),
+            loaded: Dtype::F32,
+            packed: (!recipe.packed.is_empty()).then_some(recipe.packed.len() as u64),
             positions: None,
         }
     }
@@ -118,7 +125,7 @@ impl Run {
     /// This run over `batch`, whose third tensor says where packed tokens stand.
     #[must_use]
     pub fn over(&self, batch: &[Tensor]) -> Self {
-        Self { positions: batch.get(2).filter(|_| self.packed).cloned(), ..self.clone() }
+        Self { positions: batch.get(2).filter(|_| self.packed.is_some()).cloned(), ..self.clone() }
     }
 
     /// Whether the model's own flag of gradient checkpointing is on.
@@ -443,6 +450,7 @@ pub(super) fn attend_by(
             let out = t.transpose(&out, 1, 2);
             (t.contiguous(&out), None)
         }
+        AttentionPlan::Package => return (attend_by_package(run, [q, k, v], with.dropout, with.width), None),
         AttentionPlan::Eager => {
             let k = repeat_kv(t, k, a);
             let v = repeat_kv(t, v, a);
@@ -530,8 +538,14 @@ impl Returned {
 /// (`eager_mask`, transformers 5.24). None under `sdpa`, which masks by itself, unless sequences are packed: then a boolean
 /// one.
 pub(super) fn eager_mask(run: &Run, dtype: Dtype, window: bool) -> Option<Tensor> {
-    if run.attention != AttentionPlan::Eager {
-        return run.packed.then(|| boolean_mask(run, window));
+    match run.attention {
+        AttentionPlan::Sdpa(_) => return run.packed.map(|_| boolean_mask(run, window)),
+        AttentionPlan::Package => {
+            // Which sequence each token belongs to is found all the same.
+            drop(run.packed.map(|_| run.tape.packed_sequences(run.seq)));
+            return None;
+        }
+        AttentionPlan::Eager => {}
     }
     let t = &run.tape;
     let (allowed, sequences) = allowed(run, window);
@@ -560,7 +574,8 @@ pub(super) fn padded_mask(run: &Run, dtype: Dtype) -> Option<Tensor> {
 pub(super) fn window_mask(run: &Run, dtype: Dtype, window: u64) -> Option<Tensor> {
     match run.attention {
         AttentionPlan::Eager => eager_mask(run, dtype, true),
-        AttentionPlan::Sdpa(_) => (run.packed || run.seq.n >= window).then(|| boolean_mask(run, true)),
+        AttentionPlan::Sdpa(_) => (run.packed.is_some() || run.seq.n >= window).then(|| boolean_mask(run, true)),
+        AttentionPlan::Package => eager_mask(run, dtype, true),
     }
 }
 
@@ -580,7 +595,7 @@ fn boolean_mask(run: &Run, window: bool) -> Tensor {
 fn allowed(run: &Run, window: bool) -> (Tensor, Option<Tensor>) {
     let t = &run.tape;
     let line = |n: Dim| Shape::new(&[n]);
-    let sequences = run.packed.then(|| t.packed_sequences(run.seq));
+    let sequences = run.packed.map(|_| t.packed_sequences(run.seq));
     let batch = t.temp(line(run.batch), Dtype::I64, "mask positions");
     let head = t.temp(line(Dim::plain(1)), Dtype::I64, "mask positions");
     let range = |n: Dim| {
@@ -673,6 +688,7 @@ pub(super) fn attend_to_all(
             let out = t.sdpa(&q, &k, &v, dropout, forced);
             (t.contiguous(&t.transpose(&out, 1, 2)), None)
         }
+        AttentionPlan::Package => return (attend_by_package(run, [q, k, v], dropout, width), None),
         AttentionPlan::Eager => {
             let mut weights = {
                 let kt = t.transpose(k, 2, 3);

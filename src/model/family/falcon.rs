@@ -413,7 +413,8 @@ impl Call {
         let mask = self.mask.as_ref();
         let (mut out, scores) = match self.run.attention {
             AttentionPlan::Sdpa(forced) => (t.sdpa_masked(&q, &k, &v, mask, 0.0, forced), None),
-            AttentionPlan::Eager => {
+            // The package is refused.
+            AttentionPlan::Eager | AttentionPlan::Package => {
                 let mut scores = {
                     let kt = t.transpose(&k, 2, 3);
                     t.matmul4(&q, &kt)

@@ -201,7 +201,9 @@ impl Gemma {
     /// Gemma 2 has no `sdpa` in transformers 5.24 (`_supports_sdpa`): without a choice it runs eager.
     fn run(&self, run: &Run) -> Run {
         match self.generation {
-            Generation::Gemma2 => Run { attention: AttentionPlan::Eager, ..run.clone() },
+            Generation::Gemma2 if run.attention != AttentionPlan::Package => {
+                Run { attention: AttentionPlan::Eager, ..run.clone() }
+            }
             _ => run.clone(),
         }
     }
@@ -321,6 +323,10 @@ impl Model for Gemma {
     }
 
     fn packs(&self) -> bool {
+        true
+    }
+
+    fn takes_flash_package(&self) -> bool {
         true
     }
 

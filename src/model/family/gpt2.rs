@@ -8,6 +8,7 @@ use crate::issue::{Issue, IssueKind};
 use crate::model::family::common::{
     Activation, AttentionPlan, Head, Run, causal_forward, eager_mask, for_sdpa, position_ids,
 };
+use crate::model::family::flash::attend_by_package;
 use crate::model::family::{Built, Dimensions, Gpt, Model, Parameter, Parameters, dotted_names, matrix, vector};
 use crate::model::fields::{Fields, MAX_DIMENSION, MAX_HEADS, MAX_LAYERS};
 use crate::recipe::Recipe;
@@ -203,6 +204,10 @@ impl Model for Gpt2 {
         true
     }
 
+    fn takes_flash_package(&self) -> bool {
+        true
+    }
+
     fn is_causal_lm(&self) -> bool {
         true
     }
@@ -380,6 +385,7 @@ impl Call {
                 let out = t.sdpa_masked(&q, &k, &v, mask, p.attention_dropout, forced);
                 (t.contiguous(&t.transpose(&out, 1, 2)), None)
             }
+            AttentionPlan::Package => (attend_by_package(&self.run, [&q, &k, &v], p.attention_dropout, h), None),
             AttentionPlan::Eager => {
                 let (out, weights) = self.eager((&q, &k, &v), mask);
                 (out, Some(weights))

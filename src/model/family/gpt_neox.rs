@@ -186,6 +186,10 @@ impl Model for GptNeox {
         true
     }
 
+    fn takes_flash_package(&self) -> bool {
+        true
+    }
+
     fn is_causal_lm(&self) -> bool {
         true
     }

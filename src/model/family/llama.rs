@@ -484,6 +484,10 @@ impl Model for Decoder {
         true
     }
 
+    fn takes_flash_package(&self) -> bool {
+        true
+    }
+
     fn is_causal_lm(&self) -> bool {
         true
     }

@@ -7,6 +7,7 @@ mod common;
 mod deepseek;
 mod experts;
 mod falcon;
+mod flash;
 mod gemma;
 mod gpt2;
 mod gpt_neox;
@@ -97,6 +98,10 @@ pub trait Model: Debug {
     fn kept_in_f32(&self) -> Option<&'static str> {
         None
     }
+    /// Whether it can be run with the package flash-attn (`attn_implementation="flash_attention_2"`).
+    fn takes_flash_package(&self) -> bool {
+        false
+    }
     /// Whether it can be given several sequences in one row, kept apart by their positions.
     fn packs(&self) -> bool {
         false
@@ -165,7 +170,8 @@ pub trait Built {
     }
     /// Puts a micro-batch on the device: token ids and labels of sizes [b, s], unless the family takes others.
     fn batch(&self, run: &Run) -> Vec<Tensor> {
-        let names: &[&str] = if run.packed { &["token ids", "labels", "positions"] } else { &["token ids", "labels"] };
+        let names: &[&str] =
+            if run.packed.is_some() { &["token ids", "labels", "positions"] } else { &["token ids", "labels"] };
         names.iter().map(|name| run.integers(&[run.batch, run.seq], name)).collect()
     }
     /// Runs forward on a micro-batch of [`Built::batch`]; returns loss and outputs.

@@ -230,6 +230,10 @@ impl Model for Opt {
         Dimensions { layers: self.layers, hidden: self.hidden, query_width: self.hidden, vocabulary: self.vocab }
     }
 
+    fn takes_flash_package(&self) -> bool {
+        true
+    }
+
     fn is_causal_lm(&self) -> bool {
         true
     }

@@ -580,7 +580,8 @@ impl Call {
         let (t, dropout) = (&self.run.tape, self.plan.attention_dropout);
         let (out, probabilities) = match self.run.attention {
             AttentionPlan::Sdpa(forced) => (t.sdpa(q, k, v, dropout, forced), None),
-            AttentionPlan::Eager => {
+            // The package is refused.
+            AttentionPlan::Eager | AttentionPlan::Package => {
                 let mut weights = {
                     let raw = t.matmul4(q, &t.transpose(k, 2, 3));
                     t.mul_scalar(&raw)

@@ -401,7 +401,7 @@ const fn rounded_head(d: u64) -> u64 {
 }
 
 /// How many pieces flash cuts the keys into when queries alone do not fill the card (`num_splits_heuristic`).
-fn flash_splits(device: &Device, batch_heads: u64, queries: u64, keys: u64, head: u64) -> u64 {
+pub(super) fn flash_splits(device: &Device, batch_heads: u64, queries: u64, keys: u64, head: u64) -> u64 {
     let block_n = match head {
         0..=64 => 256,
         65..=128 => 128,

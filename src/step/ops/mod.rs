@@ -8,6 +8,7 @@ mod attention;
 mod convolution;
 mod efficient_kernel;
 mod embedding;
+mod flash_package;
 mod float8;
 mod fused_4bit;
 mod fused_head;
@@ -27,6 +28,7 @@ mod view;
 
 pub use attention::{AttentionShape, SdpaPath};
 pub use convolution::Window;
+pub(crate) use flash_package::Sequences;
 pub use float8::FLOAT8_MULTIPLE;
 pub(crate) use fused_head::Extras;
 pub(crate) use matmul::WeightLayout;

@@ -58,7 +58,8 @@ impl Attention {
                 let out = t.sdpa_biased(&q, &k, &v, &added, p.dropout);
                 (t.contiguous(&t.transpose(&out, 1, 2)), None)
             }
-            AttentionPlan::Eager => {
+            // The package is refused.
+            AttentionPlan::Eager | AttentionPlan::Package => {
                 let (out, weights) = eager(t, (&q, &k, &v), &bias, over.mask, p.dropout);
                 (out, Some(weights))
             }
