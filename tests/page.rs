@@ -18,7 +18,9 @@ use vram_budget::view::bill::BillTable;
 use vram_budget::view::measured::{EXAMPLE_DOCUMENT, EXAMPLE_OOM, EXAMPLE_SCRIPT, Understood, unit_options};
 use vram_budget::view::steps::steps;
 use vram_budget::view::timeline::Timeline;
-use vram_budget::view::{Action, Field, GpuPick, MAX_READ, Notice, Section, State, Theme, Trained, example, job, link};
+use vram_budget::view::{
+    Action, Alternative, Field, GpuPick, MAX_READ, Notice, Section, State, Theme, Trained, example, job, link,
+};
 
 fn text() -> &'static dyn Catalogue {
     Locale::En.text()
@@ -193,6 +195,37 @@ fn adapters_follow_the_model_and_implementations_the_optimizer() {
             assert!(!job::is_offered(&fused.draft.choices().recipe, how) || !chosen.is_stale(), "{name:?} {how:?}");
         }
     }
+}
+
+#[test]
+fn several_gpus_have_a_wrapper_and_one_has_none() {
+    let start = after(&start(), [typed(Field::WorldSize, "8")]);
+    assert_eq!(shown(&start).parallel.data.name(), "ddp");
+    let whole = allocated(&start);
+    let sharded = after(&start, [Action::Alternative(Alternative::Fsdp2)]);
+    assert_eq!(sharded.outcome.issues, []);
+    assert!(allocated(&sharded).get() * 4 < whole.get() * 3);
+    let back = after(&sharded, [typed(Field::WorldSize, "1")]);
+    assert_eq!(shown(&back), &example());
+    let odd = after(&sharded, [typed(Field::TensorSize, "3")]);
+    assert_eq!(job::issues_of(&odd, Field::WorldSize.id(), text()), ["8 is not divisible by parallel.tensor.size = 3"]);
+}
+
+#[test]
+fn rare_inputs_are_read_and_open_where_something_is_wrong() {
+    let start = start();
+    assert!(!job::more_is_open(&start));
+    let packed = after(&start, [typed(Field::Packed, "1500; 548")]);
+    assert_eq!(shown(&packed).recipe.packed, [1500, 548]);
+    let short = after(&start, [typed(Field::Packed, "1500, 500")]);
+    assert!(job::more_is_open(&short));
+    let frozen = after(&start, [typed(Field::Freeze, "model.embed_tokens, model.layers.0.")]);
+    assert_eq!(shown(&frozen).recipe.freeze, ["model.embed_tokens", "model.layers.0."]);
+    assert!(allocated(&frozen) < allocated(&start));
+    let grpo = after(&start, [Action::Alternative(Alternative::Grpo), typed(Field::Completion, "1000")]);
+    assert_eq!(shown(&grpo).recipe.method.unwrap().rollout().unwrap().completion, 1000);
+    let none = after(&grpo, [Action::Alternative(Alternative::NextToken)]);
+    assert_eq!(shown(&none), &example());
 }
 
 #[test]

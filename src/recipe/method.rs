@@ -161,6 +161,14 @@ impl Method {
             Self::Dpo(_) | Self::Reward(_) => None,
         }
     }
+
+    /// The same, to change it.
+    pub(crate) const fn rollout_mut(&mut self) -> Option<&mut Rollout> {
+        match self {
+            Self::Grpo(of) | Self::Ppo(of) => Some(of),
+            Self::Dpo(_) | Self::Reward(_) => None,
+        }
+    }
 }
 
 impl Recipe {

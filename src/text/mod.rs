@@ -5,6 +5,7 @@
 //! language until it has words. Numbers are formatted by [`crate::units`]; the catalogue puts them into sentences.
 
 mod en;
+mod picks;
 mod report;
 #[cfg(test)]
 mod tests;
@@ -13,6 +14,7 @@ mod words;
 
 use std::borrow::Cow;
 
+pub use picks::PickCatalogue;
 pub use report::ReportCatalogue;
 pub use words::{Label, LinkProblem, Msg, Term};
 
@@ -62,7 +64,7 @@ impl Locale {
 }
 
 /// What one language says. Every method is one idea; none has a default.
-pub trait Catalogue: Sync {
+pub trait Catalogue: PickCatalogue {
     /// A part of the bill, as a heading: `Optimizer states`.
     fn part(&self, part: Part) -> &'static str;
     /// An instant, as a heading: `Optimizer step`.

@@ -9,6 +9,7 @@ use crate::issue::{Issue, IssueKind};
 use crate::machine::{CustomGpu, GpuChoice};
 use crate::model::ModelSource;
 use crate::plan::Plan;
+use crate::recipe::parallel::{DataParallel, Ddp};
 use crate::recipe::{ALL_LINEAR, FloatName, Lora, QuantKind, Quantization};
 use crate::units::{Bytes, GIB};
 use crate::view::Field;
@@ -109,6 +110,19 @@ impl Draft {
     /// Types into a field.
     pub(super) fn set_text(&mut self, field: Field, text: String) {
         self.texts[field as usize] = text;
+    }
+
+    /// After another number of GPUs was typed: several need a wrapper, one needs none.
+    pub(super) fn wrap(&mut self) {
+        let Ok(plan) = self.plan() else { return };
+        let parallel = &mut self.choices.parallel;
+        match plan.parallel.world_size {
+            1 => parallel.data = DataParallel::None,
+            n if n > 1 && parallel.data == DataParallel::None && plan.parallel.data_ranks() > 1 => {
+                parallel.data = DataParallel::Ddp(Ddp::default());
+            }
+            _ => {}
+        }
     }
 
     /// The text of `config.json`; `None` when the model is a preset.

@@ -3,6 +3,7 @@
 use crate::issue::IssueKind;
 use crate::machine::GpuChoice;
 use crate::plan::{Plan, Version};
+use crate::recipe::Method;
 use crate::text::Label;
 use crate::units::{Bytes, parse_bytes, parse_decimal, three_digits};
 use crate::view::job::has_momentum;
@@ -46,11 +47,23 @@ pub enum Field {
     MarginLow,
     /// The comfortable margin, in percent.
     MarginHigh,
+    /// GPUs, one rank each.
+    WorldSize,
+    /// Tensor-parallel ranks.
+    TensorSize,
+    /// Tokens that are generated for each prompt.
+    Completion,
+    /// The largest norm of the gradients; empty: they are not clipped.
+    ClipGrad,
+    /// Lengths of the sequences in a row; empty: one sequence a row.
+    Packed,
+    /// Beginnings of names of what is not trained; empty: all is trained.
+    Freeze,
 }
 
 impl Field {
     /// Every field.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 24] = [
         Self::MicroBatch,
         Self::SeqLen,
         Self::GradAccum,
@@ -69,6 +82,12 @@ impl Field {
         Self::ActivationShare,
         Self::MarginLow,
         Self::MarginHigh,
+        Self::WorldSize,
+        Self::TensorSize,
+        Self::Completion,
+        Self::ClipGrad,
+        Self::Packed,
+        Self::Freeze,
     ];
 
     /// The `id` of its control.
@@ -93,6 +112,12 @@ impl Field {
             Self::ActivationShare => "activation-share",
             Self::MarginLow => "margin-low",
             Self::MarginHigh => "margin-high",
+            Self::WorldSize => "world-size",
+            Self::TensorSize => "tensor-size",
+            Self::Completion => "completion",
+            Self::ClipGrad => "clip-grad",
+            Self::Packed => "packed",
+            Self::Freeze => "freeze",
         }
     }
 
@@ -118,6 +143,12 @@ impl Field {
             Self::ActivationShare => "policy.activation_share",
             Self::MarginLow => "policy.margin_low",
             Self::MarginHigh => "policy.margin_high",
+            Self::WorldSize => "parallel.world_size",
+            Self::TensorSize => "parallel.tensor.size",
+            Self::Completion => "recipe.method.completion",
+            Self::ClipGrad => "recipe.clip_grad",
+            Self::Packed => "recipe.packed",
+            Self::Freeze => "recipe.freeze",
         }
     }
 
@@ -142,6 +173,12 @@ impl Field {
             Self::RigidShare | Self::ActivationShare => Label::RuleAtMost,
             Self::MarginLow => Label::RuleAtLeast,
             Self::MarginHigh => Label::Comfortable,
+            Self::WorldSize => Label::Gpus,
+            Self::TensorSize => Label::TensorSize,
+            Self::Completion => Label::Completion,
+            Self::ClipGrad => Label::ClipGrad,
+            Self::Packed => Label::Packed,
+            Self::Freeze => Label::Freeze,
         }
     }
 
@@ -191,6 +228,10 @@ impl Field {
             Self::ActivationShare => plan.policy.activation_share = share(text)?,
             Self::MarginLow => plan.policy.margin_low = share(text)?,
             Self::MarginHigh => plan.policy.margin_high = share(text)?,
+            Self::WorldSize => plan.parallel.world_size = whole(text)?,
+            Self::TensorSize | Self::Completion | Self::ClipGrad | Self::Packed | Self::Freeze => {
+                return self.read_rare(text, plan);
+            }
         }
         Ok(())
     }
@@ -222,6 +263,46 @@ impl Field {
             Self::ActivationShare => share_text(plan.policy.activation_share),
             Self::MarginLow => share_text(plan.policy.margin_low),
             Self::MarginHigh => share_text(plan.policy.margin_high),
+            Self::WorldSize => plan.parallel.world_size.to_string(),
+            Self::TensorSize | Self::Completion | Self::ClipGrad | Self::Packed | Self::Freeze => self.write_rare(plan),
+        }
+    }
+}
+
+/// What most people leave empty, in functions of its own: the page reads them only where something stands in the field.
+impl Field {
+    fn read_rare(self, text: &str, plan: &mut Plan) -> Result<(), IssueKind> {
+        let listed = || text.split([',', ';', ' ']).map(str::trim).filter(|part| !part.is_empty());
+        match self {
+            Self::TensorSize => plan.parallel.tensor.size = if text.is_empty() { 1 } else { whole(text)? },
+            // What is typed for it waits until completions are generated again.
+            Self::Completion => {
+                if let Some(of) = plan.recipe.method.as_mut().and_then(Method::rollout_mut) {
+                    of.completion = whole(text)?;
+                }
+            }
+            Self::ClipGrad if text.is_empty() => plan.recipe.clip_grad = None,
+            Self::ClipGrad => {
+                let norm = parse_decimal(text).filter(|norm| *norm > 0.0);
+                plan.recipe.clip_grad = Some(norm.ok_or_else(|| not_a("a number above 0, such as 1.0", text))?);
+            }
+            Self::Packed => plan.recipe.packed = listed().map(whole).collect::<Result<_, _>>()?,
+            _ => plan.recipe.freeze = listed().map(str::to_owned).collect(),
+        }
+        Ok(())
+    }
+
+    fn write_rare(self, plan: &Plan) -> String {
+        let recipe = &plan.recipe;
+        match self {
+            Self::TensorSize if plan.parallel.tensor.size == 1 => String::new(),
+            Self::TensorSize => plan.parallel.tensor.size.to_string(),
+            Self::Completion => {
+                recipe.method.as_ref().and_then(Method::rollout).map_or(256, |of| of.completion).to_string()
+            }
+            Self::ClipGrad => recipe.clip_grad.map_or(String::new(), |norm| norm.to_string()),
+            Self::Packed => recipe.packed.iter().map(u64::to_string).collect::<Vec<_>>().join(", "),
+            _ => recipe.freeze.join(", "),
         }
     }
 }

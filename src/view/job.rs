@@ -9,7 +9,7 @@ use crate::text::{Catalogue, Label, Msg};
 use crate::units::grouped;
 use crate::view::draft::CONFIG_PATH;
 use crate::view::number::count;
-use crate::view::{Field, GpuPick, State};
+use crate::view::{Field, GpuPick, Panel, Pick, State};
 
 /// The `id` of the model's control, of the GPU's, and of the text of `config.json`.
 pub const MODEL_ID: &str = "model";
@@ -122,11 +122,8 @@ pub fn problems(state: &State, text: &dyn Catalogue) -> Vec<Problem> {
         .issues
         .iter()
         .map(|issue| {
-            let (id, label) = control(issue, state);
-            let field = match label {
-                Some(label) => text.label(label).to_owned(),
-                None => issue.field.clone(),
-            };
+            let (id, label) = control(issue, state, text);
+            let field = label.map_or_else(|| issue.field.clone(), str::to_owned);
             Problem { id, sentence: text.say(&Msg::Problem { field: &field, issue }) }
         })
         .collect()
@@ -135,8 +132,8 @@ pub fn problems(state: &State, text: &dyn Catalogue) -> Vec<Problem> {
 /// The sentences beside the control `id`; the field's name is left out where the control has it as its label.
 #[must_use]
 pub fn issues_of(state: &State, id: &str, text: &dyn Catalogue) -> Vec<String> {
-    let mine = state.outcome.issues.iter().filter(|issue| control(issue, state).0 == id);
-    mine.map(|issue| match control(issue, state).1 {
+    let mine = state.outcome.issues.iter().filter(|issue| control(issue, state, text).0 == id);
+    mine.map(|issue| match control(issue, state, text).1 {
         Some(_) => text.issue(&issue.kind),
         None => text.say(&Msg::Problem { field: &issue.field, issue }),
     })
@@ -144,27 +141,58 @@ pub fn issues_of(state: &State, id: &str, text: &dyn Catalogue) -> Vec<String> {
 }
 
 /// The control that an issue is about, and its label where that names the field.
-fn control(issue: &Issue, state: &State) -> (&'static str, Option<Label>) {
+fn control(issue: &Issue, state: &State, text: &dyn Catalogue) -> (&'static str, Option<&'static str>) {
     if let Some(field) = Field::ALL.into_iter().find(|field| field.path() == issue.field) {
-        return (field.id(), Some(field.label()));
+        return (field.id(), Some(text.label(field.label())));
     }
     let starts = |prefix: &str| issue.field.starts_with(prefix);
-    match issue.field.as_str() {
-        CONFIG_PATH => (CONFIG_ID, Some(Label::ConfigJson)),
-        "machine.gpu" => (GPU_ID, Some(Label::Gpu)),
-        "model" | "model.preset" => (MODEL_ID, Some(Label::Model)),
-        "recipe.precision" => ("precision", Some(Label::Precision)),
-        "recipe.attention" | "recipe.sdpa_backend" => ("attention", Some(Label::Attention)),
-        "recipe.checkpointing" => ("checkpointing", Some(Label::Checkpointing)),
-        "recipe.loss" => (LOSS_ID, Some(Label::Loss)),
-        "recipe.optimizer.impl" => ("implementation", Some(Label::Implementation)),
-        _ if starts("recipe.lora") || starts("recipe.quantization") => (LORA_ID, Some(Label::Trained)),
-        _ if starts("recipe.optimizer") => ("optimizer", Some(Label::Optimizer)),
-        _ if starts("machine") => (GPU_ID, None),
-        // What is wrong inside a config.json is named by its own field.
-        _ if state.draft.config().is_some() => (CONFIG_ID, None),
-        _ => (MODEL_ID, None),
-    }
+    let (id, label) = match issue.field.as_str() {
+        CONFIG_PATH => (CONFIG_ID, Label::ConfigJson),
+        "machine.gpu" => (GPU_ID, Label::Gpu),
+        "model" | "model.preset" => (MODEL_ID, Label::Model),
+        "recipe.precision" => ("precision", Label::Precision),
+        "recipe.attention" | "recipe.sdpa_backend" => ("attention", Label::Attention),
+        "recipe.checkpointing" => ("checkpointing", Label::Checkpointing),
+        "recipe.loss" => (LOSS_ID, Label::Loss),
+        "recipe.optimizer.impl" => ("implementation", Label::Implementation),
+        _ if starts("recipe.lora") || starts("recipe.quantization") => (LORA_ID, Label::Trained),
+        _ if starts("recipe.optimizer") => ("optimizer", Label::Optimizer),
+        _ if starts("machine") => return (GPU_ID, None),
+        path => {
+            // The narrowest path comes last.
+            if let Some(pick) = Pick::ALL.into_iter().rev().find(|pick| path.starts_with(pick.path())) {
+                return (pick.id(), Some(text.pick(pick)));
+            }
+            // What is wrong inside a config.json is named by its own field.
+            return (if state.draft.config().is_some() { CONFIG_ID } else { MODEL_ID }, None);
+        }
+    };
+    (id, Some(text.label(label)))
+}
+
+/// The fields among the inputs that most people leave as they are.
+const RARE: [Field; 10] = [
+    Field::TensorSize,
+    Field::Completion,
+    Field::ClipGrad,
+    Field::Packed,
+    Field::Freeze,
+    Field::MigSlice,
+    Field::Context,
+    Field::Pytorch,
+    Field::Transformers,
+    Field::AllocConf,
+];
+
+/// Whether the inputs that most people leave as they are are open: as asked for, and where something is wrong with one.
+#[must_use]
+pub fn more_is_open(state: &State) -> bool {
+    let wrong = |issue: &Issue| {
+        let starts = |path: &str| issue.field.starts_with(path);
+        RARE.iter().any(|field| starts(field.path()))
+            || Pick::ALL.iter().any(|pick| *pick != Pick::Sharding && *pick != Pick::Quantizer && starts(pick.path()))
+    };
+    state.is_open(Panel::More) || state.outcome.issues.iter().any(wrong)
 }
 
 /// The preset that is chosen, or was before a `config.json` was taken.

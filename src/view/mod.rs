@@ -12,6 +12,7 @@ pub mod job;
 pub mod link;
 pub mod measured;
 pub mod number;
+mod pick;
 pub mod remedy;
 mod state;
 pub mod steps;
@@ -20,6 +21,7 @@ pub mod timeline;
 pub use draft::{CONFIG_PATH, Draft, GpuPick, Trained};
 pub use field::Field;
 pub use intake::{Intake, MAX_READ, read, recognise};
+pub use pick::{Alternative, Pick};
 pub use state::{Action, Measured, Notice, Outcome, Panel, Section, Shown, State, Theme, Undo, Work};
 
 use crate::machine::{GpuChoice, Machine};

@@ -12,7 +12,7 @@ use crate::plan::{Plan, Policy};
 use crate::recipe::{Attention, Checkpointing, Loss, OptimizerImpl, OptimizerName, Precision};
 use crate::text::LinkProblem;
 use crate::units::Bytes;
-use crate::view::{Draft, Field, GpuPick, Intake, MAX_READ, Trained, job, link, read, recognise};
+use crate::view::{Alternative, Draft, Field, GpuPick, Intake, MAX_READ, Trained, job, link, read, recognise};
 
 /// How many tried remedies can be undone.
 const MAX_UNDO: usize = 32;
@@ -191,6 +191,8 @@ pub enum Panel {
     Config,
     /// The answer's details, on a phone.
     Answer,
+    /// The inputs that most people leave as they are.
+    More,
 }
 
 /// The colours.
@@ -302,6 +304,8 @@ pub enum Action {
     Attention(Option<Attention>),
     /// Chose how the loss is computed.
     Loss(Loss),
+    /// Chose an alternative of a list.
+    Alternative(Alternative),
     /// Chose checkpointing.
     Checkpointing(Checkpointing),
     /// Chose what is trained.
@@ -408,7 +412,12 @@ impl State {
 
     fn apply(&mut self, action: Action) {
         match action {
-            Action::Type(field, text) => self.edit(|draft| draft.set_text(field, text)),
+            Action::Type(field, text) => self.edit(|draft| {
+                draft.set_text(field, text);
+                if field == Field::WorldSize {
+                    draft.wrap();
+                }
+            }),
             Action::Preset(name) => self.edit_model(|draft| {
                 draft.set_config(None);
                 draft.choices_mut().model = ModelSource::Preset(name);
@@ -428,6 +437,7 @@ impl State {
                 self.edit(|draft| draft.choices_mut().recipe.optimizer.implementation = which);
             }
             Action::Attention(attention) => self.edit(|draft| draft.choices_mut().recipe.attention = attention),
+            Action::Alternative(of) => self.edit(|draft| of.make(draft.choices_mut())),
             Action::Loss(loss) => self.edit(|draft| draft.choices_mut().recipe.loss = loss),
             Action::Checkpointing(mode) => self.edit(|draft| draft.choices_mut().recipe.checkpointing = mode),
             Action::Trained(trained) => self.edit(|draft| draft.set_trained(trained)),

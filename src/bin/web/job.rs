@@ -1,12 +1,14 @@
 //! The inputs.
 
+use vram_budget::recipe::parallel::DataParallel;
 use vram_budget::recipe::{Attention, Checkpointing, Loss, Optimizer, OptimizerImpl, OptimizerName, Precision};
 use vram_budget::text::{Label, Msg, Term};
-use vram_budget::view::{Action, Field, GpuPick, Panel, Trained, job};
+use vram_budget::view::{Action, Field, GpuPick, Panel, Pick, Trained, job};
 use yew::prelude::*;
 
 use crate::answer::what_is;
 use crate::controls::{Choice, Select, area_value, described_by, input_value, issue_list, text_field};
+use crate::more;
 use crate::platform;
 use crate::store::{Ask, Handle};
 
@@ -22,6 +24,7 @@ pub(crate) fn job_form(store: &Handle) -> Html {
                 <form class="form" {onsubmit}>
                     { model_row(store) }
                     { gpu_row(store) }
+                    { gpus_row(store) }
                     { in_use_row(store) }
                     { precision_row(store) }
                     { optimizer_row(store) }
@@ -37,7 +40,7 @@ pub(crate) fn job_form(store: &Handle) -> Html {
 }
 
 /// A row of the form: the label of its first control, and the controls.
-fn row(label: &'static str, of: &'static str, controls: Html) -> Html {
+pub(crate) fn row(label: &'static str, of: &'static str, controls: Html) -> Html {
     html! { <div class="row"><label for={of}>{ label }</label><div class="field">{ controls }</div></div> }
 }
 
@@ -88,21 +91,21 @@ fn search(
 }
 
 /// A row with a short list of things to choose from, by their positions.
-struct OptionsRow {
-    label: Label,
-    id: &'static str,
+pub(crate) struct OptionsRow {
+    pub(crate) label: Label,
+    pub(crate) id: &'static str,
     /// What "I don't know" is called, where that is an answer.
-    unknown: Option<String>,
+    pub(crate) unknown: Option<String>,
     /// The names, the common ones first; none for one that is not offered.
-    names: Vec<Option<&'static str>>,
+    pub(crate) names: Vec<Option<&'static str>>,
     /// How many are common: the rest stands in a group of its own.
-    common: usize,
-    chosen: Option<usize>,
-    hint: Option<String>,
-    action: fn(Option<usize>) -> Action,
+    pub(crate) common: usize,
+    pub(crate) chosen: Option<usize>,
+    pub(crate) hint: Option<String>,
+    pub(crate) action: fn(Option<usize>) -> Action,
 }
 
-fn options_row(store: &Handle, of: OptionsRow) -> Html {
+pub(crate) fn options_row(store: &Handle, of: OptionsRow) -> Html {
     let text = store.text();
     let OptionsRow { label, id, unknown, names, common, chosen, hint, action } = of;
     let issues = job::issues_of(&store.0, id, text);
@@ -425,9 +428,14 @@ fn batch_row(store: &Handle) -> Html {
 }
 
 fn attention_row(store: &Handle) -> Html {
-    const ALL: &[Attention] = &[Attention::Sdpa, Attention::Eager];
+    const ALL: &[Attention] = &[Attention::Sdpa, Attention::FlashAttention2, Attention::Eager];
     let text = store.text();
     let chosen = store.0.draft.choices().recipe.attention;
+    let term = match chosen {
+        Some(Attention::Eager) => Term::Eager,
+        Some(Attention::FlashAttention2) => Term::FlashPackage,
+        Some(Attention::Sdpa) | None => Term::Sdpa,
+    };
     options_row(
         store,
         OptionsRow {
@@ -437,7 +445,7 @@ fn attention_row(store: &Handle) -> Html {
             names: ALL.iter().map(|one| Some(text.attention(*one))).collect(),
             common: ALL.len(),
             chosen: position(ALL, chosen),
-            hint: Some(text.definition(if chosen == Some(Attention::Eager) { Term::Eager } else { Term::Sdpa }).into()),
+            hint: Some(text.definition(term).into()),
             action: |at| Action::Attention(at.and_then(|at| ALL.get(at)).copied()),
         },
     )
@@ -493,21 +501,39 @@ fn loss_row(store: &Handle) -> Html {
     )
 }
 
+/// How many GPUs share the job, and how.
+fn gpus_row(store: &Handle) -> Html {
+    let text = store.text();
+    let one = store.0.draft.text(Field::WorldSize).trim() == "1"
+        && store.0.draft.choices().parallel.data == DataParallel::None;
+    html! {
+        <>
+            <div class="row">
+                <label for={Field::WorldSize.id()}>{ text.label(Label::Gpus) }</label>
+                <div class="field">
+                    { text_field(store, Field::WorldSize, "tiny", None) }
+                    <span class="soft" aria-hidden="true">{ text.label(Label::GpusHint) }</span>
+                </div>
+            </div>
+            if !one {
+                { more::pick_row(store, Pick::Sharding) }
+            }
+        </>
+    }
+}
+
 fn more_row(store: &Handle) -> Html {
     let text = store.text();
-    let line = |field: Field, class: &'static str, hint: Option<Label>| {
-        row(text.label(field.label()), field.id(), text_field(store, field, class, hint))
-    };
+    let open = job::more_is_open(&store.0);
+    // The state opens it, so that what is in it is not drawn before.
+    let onclick = store.on(move |event: MouseEvent| {
+        event.prevent_default();
+        Action::Panel(Panel::More, !open)
+    });
     html! {
-        <details class="more-inputs" id="more-inputs">
-            <summary>{ text.label(Label::More) }</summary>
-            <div class="form">
-                { line(Field::MigSlice, "size", Some(Label::MigSliceHint)) }
-                { line(Field::Context, "size", Some(Label::ContextHint)) }
-                { line(Field::Pytorch, "", None) }
-                { line(Field::Transformers, "", None) }
-                { line(Field::AllocConf, "wide left", Some(Label::AllocConfHint)) }
-            </div>
+        <details class="more-inputs" id="more-inputs" {open}>
+            <summary {onclick}>{ text.label(Label::More) }</summary>
+            if open { { more::more_form(store) } }
         </details>
     }
 }

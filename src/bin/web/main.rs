@@ -8,6 +8,7 @@ mod controls;
 mod frame;
 mod job;
 mod measured;
+mod more;
 mod platform;
 mod steps;
 mod store;

@@ -11,7 +11,7 @@ use vram_budget::decide::RemedyId;
 use vram_budget::machine::GpuChoice;
 use vram_budget::recipe::{Attention, Checkpointing, Loss, OptimizerImpl, OptimizerName, Precision};
 use vram_budget::view::measured::{EXAMPLE_DOCUMENT, EXAMPLE_OOM, EXAMPLE_SCRIPT};
-use vram_budget::view::{Action, Field, GpuPick, Notice, Panel, State, Trained, example};
+use vram_budget::view::{Action, Alternative, Field, GpuPick, Notice, Panel, State, Trained, example};
 use yew::LocalServerRenderer;
 
 use crate::app::{App, Props};
@@ -123,6 +123,17 @@ fn states() -> Vec<(&'static str, State)> {
         (
             "loss in pieces, every 7th layer run again",
             after([Action::Loss(Loss::Chunked(8)), Action::Checkpointing(Checkpointing::Every(7))]),
+        ),
+        (
+            "several GPUs, rewards, every list that most people leave",
+            after([
+                Action::Panel(Panel::More, true),
+                typed(Field::WorldSize, "16"),
+                Action::Trained(Trained::Qlora),
+                Action::Alternative(Alternative::Zero3),
+                Action::Alternative(Alternative::GrpoVllm),
+                typed(Field::TensorSize, "2"),
+            ]),
         ),
         ("open cell", after([Action::Cell(Part::Activations, Instant::Loss)])),
         ("empty cell", after([Action::Cell(Part::Gradients, Instant::Forward)])),

@@ -1,0 +1,98 @@
+//! Words for the lists of [`Pick`].
+
+use super::en::English;
+use crate::view::{Alternative, Pick};
+
+/// Words for lists and their alternatives.
+pub trait PickCatalogue: Sync {
+    /// A list's label: `Several GPUs`.
+    fn pick(&self, pick: Pick) -> &'static str;
+    /// What it is about, as a sentence.
+    fn pick_meaning(&self, pick: Pick) -> &'static str;
+    /// An alternative, as an option of the list.
+    fn alternative(&self, alternative: Alternative) -> &'static str;
+    /// What is chosen where the plan has something that the list lacks.
+    fn as_in_plan(&self) -> &'static str;
+}
+
+impl PickCatalogue for English {
+    fn pick(&self, pick: Pick) -> &'static str {
+        match pick {
+            Pick::Sharding => "Shared by",
+            Pick::Method => "Trained for",
+            Pick::Quantizer => "Code of the weights",
+            Pick::Float8 => "FP8 products",
+            Pick::Kernels => "Fused kernels",
+            Pick::Compile => "torch.compile",
+            Pick::Loading => "Loading",
+            Pick::Average => "Averaged copy (EMA)",
+            Pick::Evaluation => "Evaluation",
+            Pick::SequenceParallel => "Sequence parallel",
+        }
+    }
+
+    fn pick_meaning(&self, pick: Pick) -> &'static str {
+        match pick {
+            Pick::Sharding => {
+                "What of the model each GPU holds: all of it (DDP), or a shard of the optimizer’s states (ZeRO-1), of the gradients too (ZeRO-2), of everything (FSDP, ZeRO-3)."
+            }
+            Pick::Method => {
+                "Preferences and rewards run two answers at once; GRPO generates, scores and then learns, each a phase with a peak of its own."
+            }
+            Pick::Quantizer => "How bitsandbytes keeps the frozen weights of linear layers.",
+            Pick::Float8 => {
+                "torchao’s float8 training: products in 8 bits with a scale per tensor; it needs Hopper, Ada or newer."
+            }
+            Pick::Kernels => "Liger’s kernels hold less for backward; its fused head and loss never holds all logits.",
+            Pick::Compile => "Figures are those of the eager step, and no verdict rests on them.",
+            Pick::Loading => "from_pretrained can need more while it loads than training starts with.",
+            Pick::Average => "A second copy of the weights that follows the first.",
+            Pick::Evaluation => "A batch without gradients after the steps, its logits held until the end.",
+            Pick::SequenceParallel => {
+                "Norms and residuals are split along the sequence over the tensor-parallel ranks."
+            }
+        }
+    }
+
+    fn alternative(&self, alternative: Alternative) -> &'static str {
+        match alternative {
+            Alternative::NoWrapper => "nothing",
+            Alternative::Ddp => "DDP",
+            Alternative::Fsdp2 => "FSDP2 (fully_shard)",
+            Alternative::Fsdp1 => "FSDP1",
+            Alternative::Zero1 => "DeepSpeed ZeRO-1",
+            Alternative::Zero2 => "DeepSpeed ZeRO-2",
+            Alternative::Zero3 => "DeepSpeed ZeRO-3",
+            Alternative::NextToken => "the next token",
+            Alternative::Dpo => "preferences (DPO)",
+            Alternative::DpoPrecomputed => "preferences (DPO), reference computed before",
+            Alternative::Reward => "a reward model",
+            Alternative::Grpo => "rewards (GRPO)",
+            Alternative::GrpoVllm => "rewards (GRPO), vLLM on the same GPU",
+            Alternative::Nf4Double => "NF4, double quantisation",
+            Alternative::Nf4 => "NF4",
+            Alternative::Fp4 => "FP4",
+            Alternative::Int8 => "LLM.int8()",
+            Alternative::NoFloat8 | Alternative::Eager => "no",
+            Alternative::Float8 => "torchao float8",
+            Alternative::NoKernels => "none",
+            Alternative::Liger => "Liger",
+            Alternative::LigerLoss => "Liger’s head and loss",
+            Alternative::Compiled => "yes",
+            Alternative::Built => "built on the GPU",
+            Alternative::Pretrained => "from_pretrained",
+            Alternative::NoAverage => "none",
+            Alternative::AverageSame => "AveragedModel",
+            Alternative::AverageFloat32 => "FP32",
+            Alternative::AverageBfloat16 => "BF16",
+            Alternative::NoEvaluation => "none",
+            Alternative::Evaluation => "after the steps",
+            Alternative::WholeNorms => "no",
+            Alternative::SplitNorms => "yes",
+        }
+    }
+
+    fn as_in_plan(&self) -> &'static str {
+        "as your plan has it"
+    }
+}

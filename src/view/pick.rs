@@ -1,0 +1,307 @@
+//! Lists whose every alternative is a change to the plan: how the job is spread, what is trained for, and what most people
+//! leave as it is.
+
+use crate::plan::Plan;
+use crate::recipe::parallel::{DataParallel, Ddp, DeepSpeed, Fsdp1, Fsdp2};
+use crate::recipe::{
+    Dpo, Ema, FloatName, LigerKernel, Load, Method, Pairs, Precision, QuantKind, Reference, Rollout, Vllm,
+};
+
+/// A list to choose from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Pick {
+    /// What wraps the model on several GPUs.
+    Sharding,
+    /// What is trained for.
+    Method,
+    /// How frozen weights are coded.
+    Quantizer,
+    /// Whether products run in FP8.
+    Float8,
+    /// Fused kernels.
+    Kernels,
+    /// Whether `torch.compile` runs.
+    Compile,
+    /// How the model gets onto the device.
+    Loading,
+    /// An averaged copy of the weights.
+    Average,
+    /// Whether a batch is evaluated after the steps.
+    Evaluation,
+    /// Whether tensor parallelism splits norms along the sequence.
+    SequenceParallel,
+}
+
+/// One alternative of a list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Alternative {
+    /// No wrapper.
+    NoWrapper,
+    /// DDP.
+    Ddp,
+    /// `fully_shard`.
+    Fsdp2,
+    /// `FullyShardedDataParallel`.
+    Fsdp1,
+    /// DeepSpeed's ZeRO stage 1.
+    Zero1,
+    /// Stage 2.
+    Zero2,
+    /// Stage 3.
+    Zero3,
+    /// The next token.
+    NextToken,
+    /// Preferences, the reference a second model.
+    Dpo,
+    /// Preferences, the reference's scores computed before.
+    DpoPrecomputed,
+    /// A score per sequence.
+    Reward,
+    /// GRPO, transformers generates.
+    Grpo,
+    /// GRPO, vLLM generates on the same GPU and sleeps during the update.
+    GrpoVllm,
+    /// NF4, its scale factors quantised too.
+    Nf4Double,
+    /// NF4.
+    Nf4,
+    /// FP4.
+    Fp4,
+    /// LLM.int8().
+    Int8,
+    /// No products in FP8.
+    NoFloat8,
+    /// torchao's float8.
+    Float8,
+    /// transformers' own code.
+    NoKernels,
+    /// What Liger applies unless told otherwise.
+    Liger,
+    /// Liger's head and loss alone.
+    LigerLoss,
+    /// Eager.
+    Eager,
+    /// Compiled.
+    Compiled,
+    /// Built on the device.
+    Built,
+    /// `from_pretrained`.
+    Pretrained,
+    /// No averaged copy.
+    NoAverage,
+    /// In the model's dtype.
+    AverageSame,
+    /// In FP32.
+    AverageFloat32,
+    /// In BF16.
+    AverageBfloat16,
+    /// No evaluation.
+    NoEvaluation,
+    /// One batch after the steps.
+    Evaluation,
+    /// Norms whole on each rank.
+    WholeNorms,
+    /// Norms split along the sequence.
+    SplitNorms,
+}
+
+impl Pick {
+    /// Every list.
+    pub const ALL: [Self; 10] = [
+        Self::Sharding,
+        Self::Method,
+        Self::Quantizer,
+        Self::Float8,
+        Self::Kernels,
+        Self::Compile,
+        Self::Loading,
+        Self::Average,
+        Self::Evaluation,
+        Self::SequenceParallel,
+    ];
+
+    /// The `id` of its control.
+    #[must_use]
+    pub const fn id(self) -> &'static str {
+        match self {
+            Self::Sharding => "sharding",
+            Self::Method => "method",
+            Self::Quantizer => "quantizer",
+            Self::Float8 => "float8",
+            Self::Kernels => "kernels",
+            Self::Compile => "compile",
+            Self::Loading => "loading",
+            Self::Average => "average",
+            Self::Evaluation => "evaluation",
+            Self::SequenceParallel => "sequence-parallel",
+        }
+    }
+
+    /// The beginning of the paths of what it changes, by which issues name it.
+    #[must_use]
+    pub const fn path(self) -> &'static str {
+        match self {
+            Self::Sharding => "parallel",
+            Self::Method => "recipe.method",
+            Self::Quantizer => "recipe.quantization",
+            Self::Float8 => "recipe.float8",
+            Self::Kernels => "recipe.liger",
+            Self::Compile => "recipe.compile",
+            Self::Loading => "recipe.load",
+            Self::Average => "recipe.ema",
+            Self::Evaluation => "recipe.eval_after",
+            Self::SequenceParallel => "parallel.tensor.sequence_parallel",
+        }
+    }
+
+    /// Its alternatives, the usual ones first.
+    #[must_use]
+    pub const fn alternatives(self) -> &'static [Alternative] {
+        use Alternative as A;
+        match self {
+            Self::Sharding => &[A::NoWrapper, A::Ddp, A::Fsdp2, A::Zero1, A::Zero2, A::Zero3, A::Fsdp1],
+            Self::Method => &[A::NextToken, A::Dpo, A::DpoPrecomputed, A::Reward, A::Grpo, A::GrpoVllm],
+            Self::Quantizer => &[A::Nf4Double, A::Nf4, A::Fp4, A::Int8],
+            Self::Float8 => &[A::NoFloat8, A::Float8],
+            Self::Kernels => &[A::NoKernels, A::Liger, A::LigerLoss],
+            Self::Compile => &[A::Eager, A::Compiled],
+            Self::Loading => &[A::Built, A::Pretrained],
+            Self::Average => &[A::NoAverage, A::AverageSame, A::AverageFloat32, A::AverageBfloat16],
+            Self::Evaluation => &[A::NoEvaluation, A::Evaluation],
+            Self::SequenceParallel => &[A::WholeNorms, A::SplitNorms],
+        }
+    }
+
+    /// The alternative that `plan` has; none where it has another one that the list lacks.
+    #[must_use]
+    pub fn chosen(self, plan: &Plan) -> Option<Alternative> {
+        self.alternatives().iter().copied().find(|alternative| {
+            let mut made = plan.clone();
+            alternative.make(&mut made);
+            made == *plan
+        })
+    }
+
+    /// Whether it has something to say about `plan`.
+    #[must_use]
+    pub fn applies(self, plan: &Plan) -> bool {
+        match self {
+            Self::Quantizer => plan.recipe.quantization.is_some(),
+            Self::SequenceParallel => plan.parallel.tensor.size > 1,
+            _ => true,
+        }
+    }
+}
+
+impl Alternative {
+    /// Makes `plan` one that has it. What else is said of the same thing stays.
+    pub fn make(self, plan: &mut Plan) {
+        let recipe = &mut plan.recipe;
+        let data = &mut plan.parallel.data;
+        match self {
+            Self::NoWrapper => *data = DataParallel::None,
+            Self::Ddp if matches!(data, DataParallel::Ddp(_)) => {}
+            Self::Ddp => *data = DataParallel::Ddp(Ddp::default()),
+            Self::Fsdp2 if matches!(data, DataParallel::Fsdp2(_)) => {}
+            Self::Fsdp2 => *data = DataParallel::Fsdp2(Fsdp2::default()),
+            Self::Fsdp1 if matches!(data, DataParallel::Fsdp1(_)) => {}
+            Self::Fsdp1 => *data = DataParallel::Fsdp1(Fsdp1::default()),
+            Self::Zero1 => zero(plan, 1),
+            Self::Zero2 => zero(plan, 2),
+            Self::Zero3 => zero(plan, 3),
+            Self::NextToken => recipe.method = None,
+            Self::Dpo | Self::DpoPrecomputed => {
+                let before = match recipe.method {
+                    Some(Method::Dpo(of)) => of,
+                    _ => Dpo::default(),
+                };
+                let reference = if self == Self::Dpo { Reference::Model } else { Reference::Precomputed };
+                recipe.method = Some(Method::Dpo(Dpo { reference, ..before }));
+            }
+            Self::Reward if matches!(recipe.method, Some(Method::Reward(_))) => {}
+            Self::Reward => recipe.method = Some(Method::Reward(Pairs::default())),
+            Self::Grpo | Self::GrpoVllm => {
+                let before = match recipe.method {
+                    Some(Method::Grpo(of)) => of,
+                    _ => Rollout::default(),
+                };
+                let asleep = Vllm { sleep: true, ..Vllm::default() };
+                let vllm = (self == Self::GrpoVllm).then(|| before.vllm.unwrap_or(asleep));
+                recipe.method = Some(Method::Grpo(Rollout { vllm, ..before }));
+            }
+            Self::Nf4Double => quantizer(plan, QuantKind::Nf4, true),
+            Self::Nf4 => quantizer(plan, QuantKind::Nf4, false),
+            Self::Fp4 => quantizer(plan, QuantKind::Fp4, false),
+            Self::Int8 => quantizer(plan, QuantKind::Int8, false),
+            Self::NoFloat8 => recipe.float8 = false,
+            Self::Float8 => recipe.float8 = true,
+            Self::NoKernels => recipe.liger.clear(),
+            Self::Liger => recipe.liger = LigerKernel::DEFAULT.into(),
+            Self::LigerLoss => recipe.liger = vec![LigerKernel::FusedLinearCrossEntropy],
+            Self::Eager => recipe.compile = false,
+            Self::Compiled => recipe.compile = true,
+            Self::Built => recipe.load = Load::Init,
+            Self::Pretrained => recipe.load = Load::Pretrained,
+            Self::NoAverage => recipe.ema = None,
+            Self::AverageSame => recipe.ema = Some(Ema::Same),
+            Self::AverageFloat32 => recipe.ema = Some(Ema::Float32),
+            Self::AverageBfloat16 => recipe.ema = Some(Ema::Bfloat16),
+            Self::NoEvaluation => recipe.eval_after = false,
+            Self::Evaluation => recipe.eval_after = true,
+            Self::WholeNorms => plan.parallel.tensor.sequence_parallel = false,
+            Self::SplitNorms => plan.parallel.tensor.sequence_parallel = true,
+        }
+    }
+}
+
+/// ZeRO's stage; an engine that is new trains in the recipe's dtype.
+fn zero(plan: &mut Plan, stage: u64) {
+    let dtype = match plan.recipe.precision {
+        Some(Precision::Fp32) => FloatName::Float32,
+        Some(Precision::AmpFp16 | Precision::PureFp16) => FloatName::Float16,
+        _ => FloatName::Bfloat16,
+    };
+    let before = match &plan.parallel.data {
+        DataParallel::DeepSpeed(of) => of.clone(),
+        _ => DeepSpeed { dtype, ..DeepSpeed::default() },
+    };
+    plan.parallel.data = DataParallel::DeepSpeed(DeepSpeed { stage, ..before });
+}
+
+/// The code of weights that are quantised.
+fn quantizer(plan: &mut Plan, kind: QuantKind, double_quant: bool) {
+    if let Some(of) = &mut plan.recipe.quantization {
+        (of.kind, of.double_quant) = (kind, double_quant);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::recipe::{ALL_LINEAR, Lora, Quantization};
+    use crate::view::example;
+
+    #[test]
+    fn each_alternative_is_the_one_that_is_chosen_after_it() {
+        for pick in Pick::ALL {
+            for &alternative in pick.alternatives() {
+                let mut plan = example();
+                plan.recipe.lora = Some(Lora::new(16, vec![ALL_LINEAR.into()]));
+                plan.recipe.quantization =
+                    Some(Quantization { kind: QuantKind::Nf4, double_quant: true, compute_dtype: None, prepare: true });
+                alternative.make(&mut plan);
+                assert_eq!(pick.chosen(&plan), Some(alternative), "{pick:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_a_plan_says_beside_the_list_stays() {
+        let mut plan = example();
+        plan.parallel.data = DataParallel::DeepSpeed(DeepSpeed { reduce_bucket_size: 7, ..DeepSpeed::default() });
+        assert_eq!(Pick::Sharding.chosen(&plan), None);
+        Alternative::Zero2.make(&mut plan);
+        let DataParallel::DeepSpeed(of) = &plan.parallel.data else { panic!() };
+        assert_eq!((of.stage, of.reduce_bucket_size), (2, 7));
+    }
+}
