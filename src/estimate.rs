@@ -16,9 +16,7 @@ use crate::machine::{Capability, Hardware};
 use crate::model::{Model, ModelSource, ReadModel, presets, read_config};
 use crate::plan::{Framework, Plan, Version};
 use crate::recipe::parallel::DataParallel;
-use crate::recipe::{
-    Attention, Checkpointing, FloatName, LigerKernel, Loss, Method, Precision, SdpaBackend,
-};
+use crate::recipe::{Attention, Checkpointing, FloatName, LigerKernel, Loss, Method, Precision, SdpaBackend};
 use crate::rule_of_thumb::{Thumb, rule_of_thumb};
 use crate::step::capacity::{SmallestCard, smallest_card};
 use crate::step::ops::FLOAT8_MULTIPLE;
@@ -314,7 +312,8 @@ fn flash_package_issues(model: &dyn Model, plan: &Plan, capability: Option<Capab
     let family = format!("the package flash-attn in the family {}", model.family());
     refuse(!model.takes_flash_package(), &family);
     refuse(recipe.method.is_some(), "the package flash-attn in preference or reinforcement learning");
-    refuse(recipe.checkpointing == Checkpointing::Selective, "selective checkpointing of the package flash-attn");
+    let selective = matches!(recipe.checkpointing, Checkpointing::Selective | Checkpointing::SelectiveHalf);
+    refuse(selective, "selective checkpointing of the package flash-attn");
     refuse(plan.framework.transformers < Version(5, 0), "the package flash-attn with transformers before 5");
     refuse(recipe.sdpa_backend.is_some(), "a backend of sdpa beside the package flash-attn");
     if capability.is_some_and(|c| c.0 < 8) {

@@ -219,8 +219,8 @@ fn rare_inputs_are_read_and_open_where_something_is_wrong() {
     assert_eq!(shown(&packed).recipe.packed, [1500, 548]);
     let short = after(&start, [typed(Field::Packed, "1500, 500")]);
     assert!(job::more_is_open(&short));
-    let frozen = after(&start, [typed(Field::Freeze, "model.embed_tokens, model.layers.0.")]);
-    assert_eq!(shown(&frozen).recipe.freeze, ["model.embed_tokens", "model.layers.0."]);
+    let frozen = after(&start, [typed(Field::Freeze, "model.embed_tokens, model.layers.0")]);
+    assert_eq!(shown(&frozen).recipe.freeze, ["model.embed_tokens", "model.layers.0"]);
     assert!(allocated(&frozen) < allocated(&start));
     let grpo = after(&start, [Action::Alternative(Alternative::Grpo), typed(Field::Completion, "1000")]);
     assert_eq!(shown(&grpo).recipe.method.unwrap().rollout().unwrap().completion, 1000);
