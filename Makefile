@@ -34,9 +34,9 @@ test-rust: ## native tests and documentation tests
 	scripts/tools.sh rust
 	cargo test --locked --all-features
 
-test-torch: ## record real training scripts; VRAM_BUDGET_PYTHON has PyTorch, VRAM_BUDGET_PHANTOM stands in for a GPU
+test-torch: ## record real training scripts (VRAM_BUDGET_PYTHON has PyTorch, VRAM_BUDGET_PHANTOM stands in for a GPU); ask a Prometheus server
 	scripts/tools.sh rust
-	cargo test --locked --all-features --test torch -- --ignored --nocapture
+	cargo test --locked --all-features --test torch --test prometheus -- --ignored --nocapture
 
 RATE := target/allocator-rate
 speed: ## how long one estimate takes, and the allocator's rate here and in Chromium

@@ -57,6 +57,54 @@ fn command(program: &str, folder: &Path, name: &str) -> Command {
     command
 }
 
+/// Runs a script of the tests, or an example, under `record`, as `words` say.
+fn recorded_run(name: &str, words: &[String]) -> (Output, PathBuf) {
+    let folder = folder(name);
+    let mut run = command(env!("CARGO_BIN_EXE_vram-budget"), &folder, name);
+    run.args(["record", "--out", "out.json", "--"]).args(words).env("PHANTOM_TOTAL_MB", "2000");
+    (run.output().unwrap(), folder)
+}
+
+#[test]
+#[ignore = "needs PyTorch: make test-torch"]
+fn an_error_in_the_hook_is_noted_and_the_training_goes_on() {
+    let (output, folder) = recorded_run("hook_error", &script(&format!("{ROOT}/tests/torch/hook_error.py")));
+    assert_eq!((output.status.code(), output.stdout.as_slice()), (Some(0), &b"trained\n"[..]));
+    let run = only_document(&folder).unwrap().run.unwrap();
+    assert_eq!(run.steps, 1, "what was measured before it counts");
+    assert!(run.notes.iter().any(|note| note.contains("the hook failed") && note.contains("odd")), "{:?}", run.notes);
+}
+
+#[test]
+#[ignore = "needs PyTorch: make test-torch"]
+fn where_memory_runs_out_message_instant_and_snapshot_are_kept() {
+    let (output, folder) = recorded_run("out_of_memory", &script(&format!("{ROOT}/tests/torch/out_of_memory.py")));
+    assert_eq!(output.status.code(), Some(1), "the training's own code");
+    assert!(String::from_utf8_lossy(&output.stderr).contains("CUDA out of memory"), "and its own message");
+    let found = only_document(&folder).unwrap();
+    assert_eq!(found.failure.as_ref().unwrap().kind, vram_budget::measure::FailureKind::OutOfMemory);
+    assert!(found.bytes("tried".parse::<ReadingName>().unwrap()).is_some_and(|bytes| bytes > 0));
+    let run = found.run.unwrap();
+    assert!(run.ended.error.unwrap().starts_with("OutOfMemoryError"));
+    assert!(run.notes.iter().any(|note| note.starts_with("memory ran out in step")), "{:?}", run.notes);
+    assert!(folder.join("out.pickle").metadata().unwrap().len() > 1000);
+}
+
+#[test]
+#[ignore = "needs PyTorch: make test-torch"]
+fn ranks_of_torchrun_merge() {
+    let torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2"].map(str::to_owned);
+    let words: Vec<String> =
+        [python()].into_iter().chain(torchrun).chain([format!("{ROOT}/examples/ddp_cpu.py")]).collect();
+    let (output, folder) = recorded_run("torchrun", &words);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let run = only_document(&folder).unwrap().run.unwrap();
+    assert_eq!((run.world_size, run.steps), (Some(2), 4));
+    assert_eq!(run.ranks.iter().map(|part| (part.rank, part.steps)).collect::<Vec<_>>(), [(0, 4), (1, 4)]);
+    assert!(run.missing_ranks.is_empty() && run.clock_skew_ms.is_some_and(|skew| skew < 1000), "{run:?}");
+    assert!(folder.join("out.rank1.json").exists());
+}
+
 /// Runs an example under `record`; the document, and what the script read by itself.
 fn record(name: &str, options: &[&str]) -> (Output, Option<Measurement>, Vec<(String, i64, i64)>) {
     let folder = folder(name);

@@ -1,5 +1,7 @@
 //! `vram-budget import` and `vram-budget explain`: any text that people paste, as a document or in words.
 
+mod prometheus;
+
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -15,8 +17,10 @@ use crate::input;
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Error messages, logs, nvidia-smi, statistics, event files, documents, also compressed with gzip; - is stdin
-    #[arg(required = true, value_name = "FILE")]
+    #[arg(required_unless_present = "prometheus", conflicts_with = "prometheus", value_name = "FILE")]
     files: Vec<PathBuf>,
+    #[command(flatten)]
+    prometheus: prometheus::Server,
     /// The unit of figures that name none
     #[arg(long, value_parser = crate::estimate::unit())]
     unit: Option<Unit>,
@@ -83,6 +87,9 @@ pub(crate) fn explain(args: &Args) -> anyhow::Result<ExitCode> {
 fn read_all(args: &Args) -> anyhow::Result<(Vec<Measurement>, ExitCode)> {
     let options = Options { unit: args.unit, columns: args.columns.clone() };
     let (mut measurements, mut code) = (Vec::new(), ExitCode::SUCCESS);
+    if args.prometheus.prometheus.is_some() {
+        measurements = prometheus::read(&args.prometheus, args.unit)?;
+    }
     for path in &args.files {
         match read(path, &options) {
             Ok(found) => measurements.extend(found),

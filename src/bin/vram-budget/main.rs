@@ -11,19 +11,21 @@ mod import;
 mod input;
 mod merge;
 mod method_args;
+mod page;
 mod parallel_args;
 mod plan_args;
 mod probe;
 mod record;
 mod replay;
 mod schema;
+mod shell;
 mod snapshot;
 mod validate;
 mod watch;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 /// Where training memory goes on a GPU, whether the run fits, and what to change.
 #[derive(Debug, Parser)]
@@ -68,8 +70,16 @@ enum Command {
     Replay(replay::Args),
     /// Read a recording of torch.cuda.memory._dump_snapshot(): who holds what, the peak, and other settings
     Snapshot(snapshot::Args),
+    /// Write one self-contained page with a measurement in it, and open it
+    Open(page::OpenArgs),
+    /// Serve the page with the newest measurement, to this machine's browser alone
+    Serve(page::ServeArgs),
     /// Print the JSON Schema of a document
     Schema(schema::Args),
+    /// Print what completes the arguments in a shell
+    Completions(shell::Args),
+    /// Print the manual page
+    Man,
 }
 
 fn main() -> ExitCode {
@@ -93,17 +103,21 @@ fn main() -> ExitCode {
         Command::Validate(args) => validate::run(&args),
         Command::Replay(args) => replay::run(&args),
         Command::Snapshot(args) => snapshot::run(&args),
+        Command::Open(args) => page::open(&args),
+        Command::Serve(args) => page::serve(&args),
         Command::Schema(args) => schema::run(&args),
+        Command::Completions(args) => shell::completions(&args, Cli::command()),
+        Command::Man => shell::man(Cli::command()),
     };
     done.unwrap_or_else(|error| exit::report(&error))
 }
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
+    use super::*;
 
     #[test]
     fn the_arguments_are_consistent() {
-        super::Cli::command().debug_assert();
+        Cli::command().debug_assert();
     }
 }

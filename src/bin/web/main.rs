@@ -18,13 +18,23 @@ mod timeline;
 
 #[cfg(target_arch = "wasm32")]
 fn main() {
-    use vram_budget::view::State;
+    use std::rc::Rc;
+
+    use vram_budget::view::{Action, State};
 
     platform::keep_input_on_panic();
     let Some(root) = gloo::utils::document().get_element_by_id("app") else { return };
-    let start = State { theme: platform::stored_theme(), ..State::from_fragment(&platform::fragment()) };
+    let fragment = platform::fragment();
+    let mut start = Rc::new(State { theme: platform::stored_theme(), ..State::from_fragment(&fragment) });
+    // A page that `vram-budget open` or `serve` put a measurement into; a link's inputs are newer than its plan.
+    if let Some(text) = platform::measurement() {
+        start = start.reduce(Action::Paste(text));
+        if fragment.is_empty() {
+            start = start.reduce(Action::UseMeasuredPlan);
+        }
+    }
     platform::remember(&start);
-    yew::Renderer::<app::App>::with_root_and_props(root, app::Props { start: start.into() }).render();
+    yew::Renderer::<app::App>::with_root_and_props(root, app::Props { start }).render();
     platform::say_started();
 }
 

@@ -41,6 +41,12 @@ pub(crate) fn fragment() -> String {
     window().location().hash().unwrap_or_default()
 }
 
+/// The measurement that the page was written with.
+#[cfg(target_arch = "wasm32")]
+pub(crate) fn measurement() -> Option<String> {
+    document().get_element_by_id("measurement")?.text_content()
+}
+
 /// The stored colours.
 pub(crate) fn stored_theme() -> Theme {
     let stored = window().local_storage().ok().flatten().and_then(|storage| storage.get_item(THEME_KEY).ok().flatten());

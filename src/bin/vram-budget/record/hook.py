@@ -103,7 +103,7 @@ def guarded(method):
         except Exception as error:
             import traceback
             at = traceback.extract_tb(error.__traceback__)[-1]
-            self.note(f"the hook failed, and nothing was measured after it: {error!r} (line {at.lineno})")
+            self.note(f"the hook failed, and nothing was measured after it: {error!r} ({os.path.basename(at.filename)}, line {at.lineno})")
             self.stop()
         return None
     call.__name__ = method.__name__
@@ -249,6 +249,9 @@ class Recorder:
             self.error = f"{kind.__name__}: {error}"
             if isinstance(error, torch.OutOfMemoryError):
                 self.lines.write(t="oom", phase=self.phase, step=self.steps + 1, message=str(error))
+                if self.planned is None and self.step is not None:
+                    self.note("memory ran out in the first step: of the plan, micro-batches per step and clipping are what was seen until then")
+                    self.write_plan()
             hook(kind, error, trace)
         sys.excepthook = excepthook
         import atexit
@@ -495,11 +498,11 @@ class Recorder:
             return
         step["taken"] = True
         micro = step["micro"]
+        marks = [m[k] for m in micro for k in ("forward", "backward") if m.get(k)]
         line = dict(t="step", n=n, at=self.wall(), seconds=step["ended"] - step["began"], base=step["base"],
                     micro=[{k: m.get(k) for k in ("base", "inputs", "shape", "tokens", "forward", "backward")} for m in micro[:1]],
                     micros=len(micro), backward_end=(micro[-1].get("backward") or [None])[0], tokens=sum(m["tokens"] for m in micro), update=step["update"],
-                    peaks=[max((m[k] or [0] * 6)[i] for m in micro for k in ("forward", "backward") if k in m) for i in (1, 3, 5)]
-                    if any("backward" in m for m in micro) else None)
+                    peaks=[max(mark[i] for mark in marks) for i in (1, 3, 5)] if marks else None)
         if n == 1:
             self.first_step()
         if n <= 2:

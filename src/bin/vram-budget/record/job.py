@@ -222,6 +222,7 @@ class Job:
     def optimizer(self, model):
         ours = {id(p) for p in model.parameters()}
         stepped = [o for o in list(self.r.optimizers) if id(o) in self.r.stepped or self.r.in_backward or self.r.engine_steps]
+        stepped = stepped or list(self.r.optimizers)  # memory ran out before
         stepped = [o for o in stepped if any(g["params"] for g in o.param_groups)]
         if self.r.in_backward:
             found = self.one_optimizer(stepped[0])
@@ -286,7 +287,7 @@ class Job:
     def batch(self, model):
         micros = self.step["micro"]
         self.recipe["grad_accum"] = sum("backward" in m for m in micros) or 1
-        if any("backward" not in m for m in micros):
+        if any("backward" not in m for m in micros[:-1]):
             self.not_told("several forwards for one backward")
         sizes = micros[0].get("shape") or {}
         labels = "labels" in sizes

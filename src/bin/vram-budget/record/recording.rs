@@ -11,8 +11,8 @@ use anyhow::Context;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use vram_budget::measure::{
-    Ended, Environment, Figure, Gpu, Imported, Measurement, Producer, Reading, ReadingName, Reported, Run, Series,
-    StepReading, TierName, Which, import,
+    Ended, Environment, Figure, Gpu, Imported, Measurement, Options, Producer, Reading, ReadingName, Reported, Run,
+    Series, StepReading, TierName, Which, understand,
 };
 use vram_budget::plan::Plan;
 use vram_budget::units::Bytes;
@@ -385,7 +385,8 @@ fn plan(p: &mut Process, step: Option<&Step>, out: &mut Measurement) {
 /// What the error message says, where memory ran out.
 fn failure(p: &Process, out: &mut Measurement) {
     let Some((phase, step, message)) = &p.out_of_memory else { return };
-    if let Some(Ok(Imported::Measurement { measurement, .. })) = message.as_deref().map(import) {
+    let read = message.as_deref().and_then(|text| understand(text.as_bytes(), &Options::default()).ok());
+    if let Some(Imported::Measurement { measurement, .. }) = read.and_then(|found| found.into_iter().next()) {
         out.failure = measurement.failure;
         out.readings.extend(measurement.readings);
         out.processes = measurement.processes;
