@@ -36,6 +36,22 @@ fn checkpoints_and_copies_are_what_the_frameworks_make() {
     }
 }
 
+/// Each rank of FSDP2 writes its shards; rank 0 gathers what one GPU would write.
+#[test]
+fn shards_add_up_to_the_checkpoint_of_one_gpu() {
+    let recipe = json!({ "precision": "fp32" });
+    let alone = estimate(&plan(&recipe)).unwrap().readings.unwrap().checkpoint.unwrap();
+    let mut sharded = serde_json::to_value(plan(&recipe)).unwrap();
+    sharded["parallel"] = json!({ "world_size": 4, "data": { "fsdp2": {} } });
+    let plan: Plan = serde_json::from_value(sharded).unwrap();
+    let saved = estimate(&plan).unwrap().readings.unwrap().checkpoint.unwrap();
+    assert_eq!(4 * saved.weights.get(), alone.weights.get(), "every first dimension is a multiple of 4");
+    assert_eq!(4 * saved.states.get(), alone.states.get());
+    assert_eq!(saved.gathered.unwrap().get(), alone.weights.get() + alone.states.get());
+    // The table of words' shard, and 10 MB ahead of the file.
+    assert_eq!(saved.copied.get(), 8000 * 512 * 4 + 10_000_000);
+}
+
 /// Paged states lie in host memory all along, beside what is copied to save the weights.
 #[test]
 fn paged_states_count_on_the_host() {

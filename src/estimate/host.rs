@@ -4,18 +4,23 @@ use crate::bill::{Tier, modelled};
 use crate::model::Model;
 use crate::plan::Plan;
 use crate::recipe::Precision;
+use crate::recipe::parallel::{DataParallel, Fsdp2};
 use crate::step::adapters::trained_shapes;
 use crate::step::readings::{CheckpointReadings, Readings};
 use crate::step::shape::Shape;
+use crate::step::train::weights_dtype;
 use crate::units::Bytes;
 
 /// The largest shard of a checkpoint (`max_shard_size="50GB"`, transformers 5.24).
 const MAX_SHARD: u64 = 50_000_000_000;
 
 /// What a checkpoint of `plan`, whose steps read `readings`, writes and copies. None where weights and states are spread over
-/// ranks, FP32 masters are kept apart, or an optimizer for each weight steps in backward.
+/// ranks in another way than FSDP2's, FP32 masters are kept apart, or an optimizer for each weight steps in backward.
 pub(super) fn checkpoint(model: &dyn Model, plan: &Plan, readings: &Readings) -> Option<CheckpointReadings> {
     let recipe = &plan.recipe;
+    if let DataParallel::Fsdp2(options) = &plan.parallel.data {
+        return sharded(model, plan, options, readings);
+    }
     if !plan.parallel.is_single() || recipe.precision == Some(Precision::Bf16Master) || recipe.optimizer.in_backward {
         return None;
     }
@@ -25,7 +30,40 @@ pub(super) fn checkpoint(model: &dyn Model, plan: &Plan, readings: &Readings) ->
     // One state of the largest parameter, in FP32 at most.
     let trained = trained_shapes(model, recipe);
     let largest = trained.iter().filter_map(Shape::numel).max().unwrap_or(0).saturating_mul(4).min(states.get());
-    Some(CheckpointReadings { weights, states, copied: Bytes(weights.get().min(MAX_SHARD).max(largest)) })
+    Some(CheckpointReadings {
+        weights,
+        states,
+        copied: Bytes(weights.get().min(MAX_SHARD).max(largest)),
+        gathered: None,
+    })
+}
+
+/// What a writer copies ahead of its file (`per_thread_copy_ahead`, torch/distributed/checkpoint/filesystem.py, 2.15).
+const COPIED_AHEAD: u64 = 10_000_000;
+
+/// Of FSDP2's shards: each rank writes its own, copying them one after another (`torch.distributed.checkpoint.save`), or rank
+/// 0 gathers them all (`StateDictOptions(full_state_dict=True, cpu_offload=True)`, `state_dict.py`).
+fn sharded(model: &dyn Model, plan: &Plan, options: &Fsdp2, readings: &Readings) -> Option<CheckpointReadings> {
+    if plan.parallel.tensor.size > 1 {
+        return None;
+    }
+    let shards = (plan.parallel.data_ranks() / options.replicas.max(1)).max(1);
+    let element = weights_dtype(plan.recipe.precision?).bytes();
+    // Shards are of the first dimension, the last ones padded.
+    let shard = |shape: &Shape| {
+        let rows = shape.dims().first().map_or(1, |rows| rows.n.max(1));
+        (shape.numel().unwrap_or(u64::MAX) / rows).saturating_mul(rows.div_ceil(shards)).saturating_mul(element)
+    };
+    let largest = model.parameters().iter().map(|p| shard(&p.shape)).max().unwrap_or(0);
+    let (weights, states) = (readings.params, readings.optimizer_state);
+    let written = weights.get().saturating_add(states.get());
+    let whole = super::parameter_count(model).saturating_mul(element);
+    Some(CheckpointReadings {
+        weights,
+        states,
+        copied: Bytes(largest.saturating_add(COPIED_AHEAD).min(written)),
+        gathered: Some(Bytes(whole.saturating_add(states.get().saturating_mul(shards)))),
+    })
 }
 
 /// The host's tier: what is kept there all along, and the most that is there for a while.

@@ -110,6 +110,10 @@ pub struct CheckpointReadings {
     pub states: Bytes,
     /// The most that is copied to the host at once.
     pub copied: Bytes,
+    /// Of shards: what a full state dict of weights and states gathers in rank 0's host memory instead. The figures above are
+    /// then each rank's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gathered: Option<Bytes>,
 }
 
 /// What holds memory in a phase.
