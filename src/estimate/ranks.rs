@@ -32,6 +32,9 @@ pub struct RankEstimate {
     pub peak_bytes: Bytes,
 }
 
+/// How many ranks are listed at each end of a pipeline.
+const MAX_LISTED: u64 = 32;
+
 /// Every rank of the plan's pipeline, by its rules alone: no allocator is replayed. Empty for a plan without a pipeline of
 /// ranks that differ.
 ///
@@ -64,5 +67,7 @@ pub fn ranks(plan: &Plan) -> Result<Vec<RankEstimate>, Vec<Issue>> {
             peak_bytes: parts.total(),
         })
     };
-    (0..plan.parallel.pipeline).map(of).collect()
+    // Between its ends a long pipeline is listed no further.
+    let stages = plan.parallel.pipeline;
+    (0..stages).filter(|rank| *rank < MAX_LISTED || stages - rank <= MAX_LISTED).map(of).collect()
 }

@@ -184,6 +184,7 @@ impl Gpt {
             experts: count.map(|_| experts),
         };
         f.divides("num_attention_heads", gpt.heads, "num_query_groups", gpt.groups);
+        f.at_most("moe_router_topk", if count.is_some() { experts.per_token } else { 1 }, experts.count);
         f.finish(Box::new(gpt) as Box<dyn Model>)
     }
 

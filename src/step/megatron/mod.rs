@@ -36,8 +36,10 @@ use ops::{Linear, temp};
 use schedule::Act;
 use states::{Chunk, Replicas};
 
-/// How many micro-batches are walked for each pipeline stage.
+/// How many rounds of micro-batches are walked where schedules interleave: up to two are in flight.
 const WALKED_ROUNDS: u64 = 3;
+/// How many micro-batches are walked beyond those in flight.
+const WALKED_BEYOND: u64 = 2;
 
 /// Walks the rank of `plan` that holds the most, or the one it names.
 ///
@@ -74,13 +76,19 @@ pub(crate) fn stage(gpt: &Gpt, plan: &Plan, rank: u64) -> (u64, u64) {
     let DataParallel::Megatron(options) = &plan.parallel.data else { return (gpt.layers, 1) };
     let stages = plan.parallel.pipeline;
     let dealt = schedule::layers(options, gpt.layers, stages, rank).unwrap_or_default();
-    let order = schedule::schedule(rank, stages, micros(plan), dealt.len() as u64);
+    let order = schedule::schedule(rank, stages, micros(plan, options, rank), dealt.len() as u64);
     (dealt.iter().map(|(_, count)| count).sum(), schedule::in_flight(&order))
 }
 
 /// How many micro-batches are walked: beyond those that are in flight at once, one is as the other.
-fn micros(plan: &Plan) -> u64 {
-    plan.recipe.grad_accum.min(plan.parallel.pipeline.saturating_mul(WALKED_ROUNDS))
+fn micros(plan: &Plan, options: &Megatron, rank: u64) -> u64 {
+    let stages = plan.parallel.pipeline;
+    let enough = if options.virtual_pipeline > 1 {
+        stages.saturating_mul(WALKED_ROUNDS)
+    } else {
+        stages.saturating_sub(rank).saturating_add(WALKED_BEYOND)
+    };
+    plan.recipe.grad_accum.min(enough)
 }
 
 /// The most that lives at once.
@@ -138,7 +146,7 @@ fn walk_rank(
     let mut job = Job { t, cx: &cx, chunks: &chunks, flying: BTreeMap::new() };
     t.empty_cache();
     t.mark(Mark::Base);
-    let order = schedule::schedule(rank, stages, micros(plan), dealt.len() as u64);
+    let order = schedule::schedule(rank, stages, micros(plan, options, rank), dealt.len() as u64);
     if steps == Steps::FirstAndSteady {
         job.step(&order);
     }

@@ -70,7 +70,8 @@ pub(super) fn chunk(t: &Tape, cx: &Cx, weights: &[(u32, Weight)], replicas: Repl
                 if distributed { n.saturating_add(START - 1) / START * START } else { n }
             })
             .fold(0, u64::saturating_add);
-        let elements = if distributed { elements.next_multiple_of(lcm(ranks.max(1), END)) } else { elements };
+        let end = lcm(ranks.max(1), END).max(1);
+        let elements = if distributed { elements.div_ceil(end).saturating_mul(end) } else { elements };
         let line = |n: u64| Shape::new(&[Dim::plain(n)]);
         // Parameters are views of one buffer where the optimizer gathers them from their shards.
         let buffer = distributed.then(|| t.empty(line(elements), Dtype::Bf16, Part::Weights, "parameter buffer"));
