@@ -168,7 +168,7 @@ pub struct Tiers {
     pub allocated: Tier,
     /// Segments.
     pub reserved: Option<Tier>,
-    /// Reserved + CUDA context.
+    /// Reserved, the CUDA context and NCCL's communicators.
     pub process: Option<Tier>,
     /// What the job keeps in the host's memory, beside what Python and its libraries take and the pages of files that the
     /// system can take back.

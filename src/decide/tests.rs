@@ -145,7 +145,13 @@ fn communicators_count_beside_the_context() {
     many.machine.communicator_bytes = None;
     let decision = decide_with(&many, &walked(Some(22))).unwrap();
     assert!(decision.caveats.iter().any(|caveat| matches!(caveat, Caveat::CommunicatorsAssumed { .. })));
-    assert!(decision.verdict.numbers.context > Some(gib(1)));
+    let numbers = decision.verdict.numbers;
+    assert_eq!(numbers.context, Some(gib(1)), "a row of its own");
+    assert!(numbers.communicators > Some(Bytes::ZERO));
+    assert!(
+        numbers.usable < numbers.capacity.map(|all| all.saturating_sub(gib(1))),
+        "both are kept from the allocator"
+    );
 }
 
 #[test]

@@ -73,6 +73,8 @@ pub enum Piece {
     Reserved,
     /// The process's context.
     Context,
+    /// What NCCL's communicators take.
+    Communicators,
     /// Memory that others hold.
     InUse,
     /// The card.
@@ -188,7 +190,7 @@ impl Facts {
             (_, Some(share)) if share > policy.activation_share => Status::Attention,
             _ => Status::Pass,
         };
-        let pieces = vec![
+        let mut pieces = vec![
             (Piece::Activations, self.activations),
             (Piece::Capacity, self.numbers.capacity),
             (Piece::InUse, self.numbers.in_use),
@@ -197,13 +199,14 @@ impl Facts {
             (Piece::Gradients, Some(self.gradients)),
             (Piece::States, Some(self.states)),
         ];
+        pieces.extend(self.numbers.communicators.map(|of| (Piece::Communicators, Some(of))));
         let threshold = Some(policy.activation_share);
         (status, Figure { value, threshold, part: self.activations, whole: left, pieces })
     }
 
     /// What is left of the card by the process figure, as a share of the card; negative where it is exceeded.
     fn margin(&self, margin: f64, verdict: VerdictKind) -> (Status, Figure) {
-        let Numbers { capacity, process, in_use, context, reserved, .. } = self.numbers;
+        let Numbers { capacity, process, in_use, context, communicators, reserved, .. } = self.numbers;
         let held = process.and_then(|p| p.checked_add(in_use.unwrap_or_default()));
         let value = held.zip(capacity).and_then(|(held, all)| ratio(held, all)).map(|held| 1.0 - held);
         let status = match (verdict, value) {
@@ -212,12 +215,13 @@ impl Facts {
             (_, Some(free)) if free < margin => Status::Attention,
             _ => Status::Pass,
         };
-        let pieces = vec![
+        let mut pieces = vec![
             (Piece::Reserved, reserved),
             (Piece::Context, context),
             (Piece::InUse, in_use),
             (Piece::Capacity, capacity),
         ];
+        pieces.extend(communicators.map(|of| (Piece::Communicators, Some(of))));
         (status, Figure { value, threshold: Some(margin), part: held, whole: capacity, pieces })
     }
 

@@ -142,15 +142,18 @@ pub struct Numbers {
     pub allocated: Bytes,
     /// Peak of reserved memory.
     pub reserved: Option<Bytes>,
-    /// What the process holds outside of the allocator: its context and its communicators.
+    /// The process's context.
     pub context: Option<Bytes>,
+    /// What NCCL's communicators take in the process, where it has such.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub communicators: Option<Bytes>,
     /// Reserved and that, what `nvidia-smi` shows for the process.
     pub process: Option<Bytes>,
     /// The card: the total that PyTorch reports.
     pub capacity: Option<Bytes>,
     /// Memory that others hold, as the user gave it.
     pub in_use: Option<Bytes>,
-    /// Capacity less what others hold and the context: what PyTorch's allocator can take.
+    /// Capacity less what others hold, the context and the communicators: what PyTorch's allocator can take.
     pub usable: Option<Bytes>,
 }
 
@@ -163,18 +166,19 @@ pub struct Numbers {
 pub fn judge(tiers: &Tiers, hardware: &Hardware, plan: &Plan) -> Verdict {
     let allocated = tiers.allocated.peak_bytes;
     let reserved = tiers.reserved.as_ref().map(|t| t.peak_bytes);
-    let context = hardware.outside();
+    let outside = hardware.outside();
     let capacity = hardware.capacity.as_ref().map(|c| c.bytes);
     let in_use = hardware.in_use.unwrap_or_default();
-    let process = reserved.zip(context).and_then(|(r, c)| r.checked_add(c));
+    let process = reserved.zip(outside).and_then(|(r, c)| r.checked_add(c));
     let numbers = Numbers {
         allocated,
         reserved,
-        context,
+        context: hardware.context.as_ref().map(|context| context.bytes),
+        communicators: hardware.communicators.as_ref().map(|of| of.bytes),
         process,
         capacity,
         in_use: hardware.in_use,
-        usable: capacity.zip(context).map(|(all, c)| all.saturating_sub(in_use).saturating_sub(c)),
+        usable: capacity.zip(outside).map(|(all, c)| all.saturating_sub(in_use).saturating_sub(c)),
     };
     let (kind, reason) = decide(&numbers, hardware.name.is_some() || capacity.is_some(), in_use, plan);
     Verdict { kind, reason, numbers }
@@ -193,7 +197,9 @@ fn decide(numbers: &Numbers, gpu_named: bool, in_use: Bytes, plan: &Plan) -> (Ve
         return unknown(if gpu_named { Fact::Capacity } else { Fact::Gpu });
     };
     // An unknown context is at least zero: enough to say that something cannot fit.
-    let least = numbers.allocated.0.saturating_add(numbers.context.unwrap_or_default().0).saturating_add(in_use.0);
+    let outside = [numbers.context, numbers.communicators].into_iter().flatten();
+    let beside = outside.chain([in_use]).fold(0_u64, |all, bytes| all.saturating_add(bytes.0));
+    let least = numbers.allocated.0.saturating_add(beside);
     if least > capacity.0 {
         return (VerdictKind::DoesNotFit, Reason::AllocatedExceeds { missing: Bytes(least - capacity.0) });
     }

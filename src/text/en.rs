@@ -129,7 +129,9 @@ impl Catalogue for English {
             TierName::Requested => "The bytes of the tensors themselves.",
             TierName::Allocated => "What memory_allocated() shows: blocks, with rounding.",
             TierName::Reserved => "What PyTorch’s caching allocator takes from the driver.",
-            TierName::Process => "Reserved and the CUDA context: what nvidia-smi shows.",
+            TierName::Process => {
+                "Reserved, the CUDA context and, on several GPUs, NCCL's communicators: what nvidia-smi shows."
+            }
             TierName::Device => "The card itself, whoever holds it.",
         }
     }
@@ -721,6 +723,7 @@ impl Catalogue for English {
             Label::FirstStepHigher => "More in the first steps",
             Label::CacheKept => "Cache kept by PyTorch",
             Label::ContextRow => "CUDA context",
+            Label::CommunicatorsRow => "NCCL communicators",
             Label::InUseRow => "In use by others",
             Label::NotKnown => "not known",
             Label::Caveats => "Assumed here",

@@ -112,6 +112,8 @@ pub enum Label {
     FirstStepHigher,
     CacheKept,
     ContextRow,
+    /// What NCCL holds beside it, in the sums.
+    CommunicatorsRow,
     InUseRow,
     NotKnown,
     Caveats,

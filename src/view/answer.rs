@@ -210,6 +210,7 @@ struct Addends {
     rounding: Bytes,
     cache: Option<Bytes>,
     context: Option<Bytes>,
+    communicators: Option<Bytes>,
     in_use: Bytes,
 }
 
@@ -225,6 +226,7 @@ impl Addends {
             rounding: numbers.allocated.saturating_sub(requested.max(parts.total())),
             cache: numbers.reserved.map(|r| r.saturating_sub(numbers.allocated)),
             context: numbers.context,
+            communicators: numbers.communicators,
             in_use: numbers.in_use.unwrap_or_default(),
         }
     }
@@ -239,6 +241,7 @@ fn bar(decision: &Decision, text: &dyn Catalogue) -> Bar {
         addends.rounding,
         addends.cache.unwrap_or_default(),
         addends.context.unwrap_or_default(),
+        addends.communicators.unwrap_or_default(),
         addends.in_use,
     ]
     .into_iter()
@@ -333,8 +336,13 @@ fn sums(decision: &Decision, text: &dyn Catalogue) -> Vec<SumRow> {
     rows.push(rest(Label::CacheKept, Term::Cache, addends.cache, reserved.map(|r| r.saturating_sub(foot))));
     rows.push(sum(TierName::Reserved, Term::Reserved, numbers.reserved));
     let process = numbers.process.map(hundredths);
-    let context = process.zip(reserved).map(|(p, r)| p.saturating_sub(r));
+    let communicators = addends.communicators.map(hundredths);
+    let beside = process.zip(reserved).map(|(p, r)| p.saturating_sub(r));
+    let context = beside.map(|beside| beside.saturating_sub(communicators.unwrap_or_default()));
     rows.push(rest(Label::ContextRow, Term::Context, addends.context, context));
+    if let Some(shown) = communicators {
+        rows.push(rest(Label::CommunicatorsRow, Term::Context, addends.communicators, Some(shown)));
+    }
     rows.push(sum(TierName::Process, Term::Process, numbers.process));
     if addends.in_use > Bytes::ZERO {
         rows.push(rest(Label::InUseRow, Term::InUse, numbers.in_use, None));

@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use vram_budget::bill::{Instant, Part};
+use vram_budget::bill::{Instant, Part, Tier};
 use vram_budget::decide::{
     Candidate, Caveat, Decision, Fact, Figure, Numbers, PricedRemedy, Question, Reason, TreeStep, VerdictKind,
 };
@@ -212,11 +212,14 @@ fn bill(text: &dyn Catalogue, decision: &Decision, out: &mut dyn Write) -> io::R
         write!(out, " {:>14}{mark}", gib(estimate.bill.column(instant).parts.total()))?;
     }
     writeln!(out, "\n{:<18} {:>15}", "Allocated peak", gib(estimate.tiers.allocated.peak_bytes))?;
-    for (label, tier) in [("Reserved peak", &estimate.tiers.reserved), ("Process peak", &estimate.tiers.process)] {
-        let size = tier.as_ref().map_or_else(|| "not known".to_owned(), |t| gib(t.peak_bytes));
-        writeln!(out, "{label:<18} {size:>15}")?;
+    let size = |tier: &Option<Tier>| tier.as_ref().map_or_else(|| "not known".to_owned(), |t| gib(t.peak_bytes));
+    writeln!(out, "{:<18} {:>15}", "Reserved peak", size(&estimate.tiers.reserved))?;
+    write!(out, "{:<18} {:>15}", "Process peak", size(&estimate.tiers.process))?;
+    let numbers = &decision.verdict.numbers;
+    if let (Some(context), Some(communicators)) = (numbers.context, numbers.communicators) {
+        write!(out, "  with a context of {} and NCCL's communicators of {}", gib(context), gib(communicators))?;
     }
-    Ok(())
+    writeln!(out)
 }
 
 /// What is kept in host memory, and what a checkpoint writes.
@@ -232,16 +235,23 @@ fn host(decision: &Decision, out: &mut dyn Write) -> io::Result<()> {
             gib(readings.on_host)
         )?;
     }
-    let Some(CheckpointReadings { weights, states, copied }) = &readings.checkpoint else { return Ok(()) };
+    let Some(CheckpointReadings { weights, states, copied, gathered }) = &readings.checkpoint else { return Ok(()) };
     let written = Bytes(weights.get().saturating_add(states.get()));
     write!(out, "{:<18} {:>15}  ", "Checkpoint", gib(written))?;
     writeln!(
         out,
-        "written: weights {}, states {}; {} copied to the host at once",
+        "written{}: weights {}, states {}; {} copied to the host at once",
+        if gathered.is_some() { " by each rank" } else { "" },
         gib(*weights),
         gib(*states),
         gib(*copied)
-    )
+    )?;
+    match gathered {
+        Some(gathered) => {
+            writeln!(out, "{:<18} {:>15}  of host memory on rank 0, if it is gathered whole", "", gib(*gathered))
+        }
+        None => Ok(()),
+    }
 }
 
 /// The phases of a job that is more than its training step, and what holds memory in each.
