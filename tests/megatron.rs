@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 use vram_budget::bill::Part;
 use vram_budget::decide::{Fact, Reason, VerdictKind, decide};
-use vram_budget::estimate::{RankEstimate, estimate, parameter_count, ranks, read_model};
+use vram_budget::estimate::{RankEstimate, estimate, parameter_count, quick, ranks, read_model};
 use vram_budget::issue::IssueKind;
 use vram_budget::plan::Plan;
 
@@ -94,6 +94,33 @@ fn an_earlier_stage_never_holds_less_between_the_ends() {
     // The figures are those of the rank that holds the most.
     let most = all.iter().map(|rank| rank.peak_bytes).max().unwrap();
     assert_eq!(estimate(&plan(&gpt(8), &parallel, 8)).unwrap().tiers.requested.peak_bytes, most);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    /// Whatever its layers are, the figures are those of the rank that holds the most.
+    #[test]
+    fn the_rank_that_binds_is_found(
+        stages in 1_u64..7, dense in 0_u64..6, experts: bool, grad_accum in 1_u64..9, first in 1_u64..4, last in 1_u64..4,
+        uneven: bool,
+    ) {
+        let uneven = uneven && stages > 2;
+        let middle = stages.saturating_sub(2);
+        let mut config = gpt(if uneven { first + 2 * middle + last } else { 2 * stages });
+        if experts {
+            config["num_experts"] = json!(16);
+            config["moe_first_dense_layers"] = json!(dense);
+        }
+        let mut options = json!({});
+        if uneven {
+            options = json!({ "decoder_first_pipeline_num_layers": first, "decoder_last_pipeline_num_layers": last });
+        }
+        let parallel = json!({ "world_size": stages, "pipeline": stages, "data": { "megatron": options } });
+        let plan = plan(&config, &parallel, grad_accum);
+        let most = ranks(&plan).unwrap().iter().map(|rank| rank.peak_bytes).max().unwrap();
+        prop_assert_eq!(quick(&plan).unwrap().tiers.requested.peak_bytes, most);
+    }
 }
 
 #[test]

@@ -57,10 +57,15 @@ pub(crate) fn walk(
     if let Some(rank) = options.rank {
         return walk_rank(&gpt, plan, options, device, steps, rank.min(last));
     }
-    // The first stage has the embedding and the most micro-batches in flight, the last the logits; the second may have more
-    // layers than the first.
-    let mut candidates = vec![0, 1.min(last), last];
-    candidates.dedup();
+    // Of ranks with the same kinds of layers the first has the most micro-batches in flight; the last has the logits.
+    let kinds = |rank: u64| {
+        let dealt = schedule::layers(options, gpt.layers, plan.parallel.pipeline, rank).unwrap_or_default();
+        let experts = dealt.iter().flat_map(|&(first, count)| first..first + count);
+        let experts = experts.filter(|at| gpt.has_experts(*at).is_some()).count();
+        (dealt.iter().map(|(_, count)| count).sum::<u64>(), experts)
+    };
+    let differs = |rank: &u64| *rank <= 1 || *rank == last || kinds(*rank) != kinds(*rank - 1);
+    let candidates = (0..=last).filter(differs);
     let mut most: Option<(u64, u64)> = None;
     for rank in candidates {
         let peak = peak(&walk_rank(&gpt, plan, options, device, Steps::Steady, rank)?);
