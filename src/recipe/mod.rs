@@ -73,6 +73,10 @@ pub struct Recipe {
     pub clip_grad: Option<f64>,
     /// Whether the model's outputs (logits) stay alive through backward, as when a loop keeps `outputs` in a variable.
     pub keep_outputs: bool,
+    /// Whether the loop's variables (the loss, the batch, outputs that are kept) live on until the next step assigns them anew,
+    /// as in a script whose loop is in no function.
+    #[serde(skip_serializing_if = "core::ops::Not::not")]
+    pub keep_variables: bool,
     /// What `zero_grad` does. `None`: as this PyTorch does by default, which frees the gradients since 2.0.
     pub zero_grad: Option<ZeroGrad>,
     /// How the loss is computed.
@@ -116,6 +120,7 @@ impl Default for Recipe {
             load: Load::Init,
             clip_grad: None,
             keep_outputs: false,
+            keep_variables: false,
             zero_grad: None,
             loss: Loss::Hf,
             packed: Vec::new(),
@@ -220,4 +225,7 @@ pub enum ZeroGrad {
     None,
     /// Keeps and zeroes them.
     Zero,
+    /// Frees them between forward and backward, so that they are there during the forward: the closure of Lightning's loops
+    /// (`lightning/pytorch/loops/optimization/automatic.py`: `zero_grad` follows `training_step`).
+    AfterForward,
 }

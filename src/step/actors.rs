@@ -5,7 +5,9 @@ use crate::bill::{Instant, Part};
 use crate::issue::{Issue, IssueKind};
 use crate::model::family::{Built, Model, Run};
 use crate::plan::Plan;
-use crate::recipe::{Checkpointing, Dpo, Loss, MAX_GRAD_ACCUM, Method, Precision, Recipe, Reference, Rollout};
+use crate::recipe::{
+    Checkpointing, Dpo, Loss, MAX_GRAD_ACCUM, Method, Precision, Recipe, Reference, Rollout, ZeroGrad,
+};
 use crate::step::load;
 use crate::step::log::{Mark, Phase};
 use crate::step::ops::Extras;
@@ -322,6 +324,12 @@ pub(crate) fn issues(model: &dyn Model, plan: &Plan) -> Vec<Issue> {
         ("recipe.loss", recipe.loss != Loss::Hf, "another way to compute the loss"),
         ("recipe.eval_after", recipe.eval_after, "an evaluation after the steps"),
         ("recipe.keep_outputs", recipe.keep_outputs, "outputs that are kept"),
+        ("recipe.keep_variables", recipe.keep_variables, "variables that outlive a step"),
+        (
+            "recipe.zero_grad",
+            recipe.zero_grad == Some(ZeroGrad::AfterForward),
+            "gradients that are kept during the forward",
+        ),
         ("parallel", !plan.parallel.is_single(), "several GPUs"),
         ("recipe.liger", !recipe.liger.is_empty(), "Liger's kernels"),
         ("recipe.lengths", recipe.lengths.is_some(), "sequences of several lengths"),

@@ -572,7 +572,7 @@ impl<'a> Loop<'a> {
             if let Some(wrapper) = t.wrapper() {
                 wrapper.micro_batch(n == micro_batches);
             }
-            self.micro_batch();
+            self.micro_batch(n == 1);
         }
         t.enter(Instant::Step);
         t.scope("optimizer", || self.update());
@@ -587,7 +587,7 @@ impl<'a> Loop<'a> {
         t.mark(Mark::ZeroGradEnd);
     }
 
-    fn micro_batch(&mut self) {
+    fn micro_batch(&mut self, first: bool) {
         let t = self.tape;
         t.enter(Instant::Forward);
         t.mark(Mark::MicroBatch);
@@ -628,6 +628,9 @@ impl<'a> Loop<'a> {
         self.loss = Some(loss);
         self.pinned = t.take_pinned();
         self.batch = Some(batch);
+        if first && self.recipe.zero_grad == Some(ZeroGrad::AfterForward) {
+            self.free_gradients();
+        }
         t.mark(Mark::ForwardEnd);
         t.scope("loss", || self.backward());
         t.mark(Mark::BackwardEnd);
@@ -781,16 +784,24 @@ impl<'a> Loop<'a> {
         drop(total);
     }
 
-    fn zero_grad(&mut self) {
-        if self.recipe.zero_grad != Some(ZeroGrad::Zero) {
-            for w in self.trained {
-                w.enter_layer(self.tape);
-                if let Some(leaf) = w.leaf() {
-                    leaf.grad.tensor.take();
-                }
+    fn free_gradients(&self) {
+        for w in self.trained {
+            w.enter_layer(self.tape);
+            if let Some(leaf) = w.leaf() {
+                leaf.grad.tensor.take();
             }
         }
         self.tape.set_layer(0);
+    }
+
+    fn zero_grad(&mut self) {
+        if !matches!(self.recipe.zero_grad, Some(ZeroGrad::Zero | ZeroGrad::AfterForward)) {
+            self.free_gradients();
+        }
+        self.tape.set_layer(0);
+        if self.recipe.keep_variables {
+            return;
+        }
         self.graph_leaves.clear();
         self.loss = None;
         self.pinned.clear();

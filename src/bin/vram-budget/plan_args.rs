@@ -201,8 +201,11 @@ pub(crate) struct PlanArgs {
     /// The loop keeps the model's outputs through backward
     #[arg(long, help_heading = "Recipe")]
     keep_outputs: bool,
+    /// The loop's variables live on until the next step assigns them anew
+    #[arg(long, help_heading = "Recipe")]
+    keep_variables: bool,
     /// What zero_grad does with gradients [default: none; before PyTorch 2.0: zero]
-    #[arg(long, value_parser = named::<ZeroGrad>(&["none", "zero"]), help_heading = "Recipe")]
+    #[arg(long, value_parser = named::<ZeroGrad>(&["none", "zero", "after_forward"]), help_heading = "Recipe")]
     zero_grad: Option<ZeroGrad>,
 
     #[command(flatten)]
@@ -426,6 +429,7 @@ impl PlanArgs {
         set(&mut recipe.load, self.load);
         replace(&mut recipe.clip_grad, self.clip_grad);
         recipe.keep_outputs |= self.keep_outputs;
+        recipe.keep_variables |= self.keep_variables;
         replace(&mut recipe.zero_grad, self.zero_grad);
         self.method.change(recipe);
     }

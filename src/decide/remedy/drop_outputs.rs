@@ -15,6 +15,7 @@ fn change(situation: &Situation<'_>) -> Option<Plan> {
     situation.plan.recipe.keep_outputs.then(|| {
         let mut plan = situation.plan.clone();
         plan.recipe.keep_outputs = false;
+        plan.recipe.keep_variables = false;
         plan
     })
 }

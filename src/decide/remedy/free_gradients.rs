@@ -9,7 +9,7 @@ pub(super) const RULE: Rule =
     Rule { id: RemedyId::FreeGradients, effect: Effect::SameTraining, helps: &[Question::Margin], change };
 
 fn change(situation: &Situation<'_>) -> Option<Plan> {
-    (situation.plan.recipe.zero_grad == Some(ZeroGrad::Zero)).then(|| {
+    matches!(situation.plan.recipe.zero_grad, Some(ZeroGrad::Zero | ZeroGrad::AfterForward)).then(|| {
         let mut plan = situation.plan.clone();
         plan.recipe.zero_grad = Some(ZeroGrad::None);
         plan

@@ -5,7 +5,7 @@ use crate::model::family::Model;
 use crate::plan::Plan;
 use crate::recipe::optimizer::OptimizerName;
 use crate::recipe::parallel::{DataParallel, DeepSpeed, Fsdp1, Fsdp2, InitDevice, ShardingStrategy, Wrap};
-use crate::recipe::{Checkpointing, FloatName, Loss, OptimizerImpl, Precision, Recipe};
+use crate::recipe::{Checkpointing, FloatName, Loss, OptimizerImpl, Precision, Recipe, ZeroGrad};
 
 /// Families whose layers are one list of modules, held against recorded steps of wrapped models.
 const FAMILIES: [&str; 8] = ["llama", "qwen2", "gpt2", "mistral", "qwen3", "phi3", "starcoder2", "mixtral"];
@@ -138,7 +138,7 @@ fn deepspeed(options: &DeepSpeed, recipe: &Recipe, model: &dyn Model, ranks: u64
 }
 
 /// What is trained otherwise than the recorded steps were.
-fn recipes(recipe: &Recipe, data: &DataParallel) -> [(bool, &'static str, &'static str); 14] {
+fn recipes(recipe: &Recipe, data: &DataParallel) -> [(bool, &'static str, &'static str); 16] {
     let optimizer = &recipe.optimizer;
     let fsdp2 = matches!(data, DataParallel::Fsdp2(_));
     let plain = matches!(optimizer.name, OptimizerName::AdamW | OptimizerName::Adam | OptimizerName::Sgd);
@@ -162,6 +162,12 @@ fn recipes(recipe: &Recipe, data: &DataParallel) -> [(bool, &'static str, &'stat
         (!recipe.freeze.is_empty(), "recipe.freeze", "frozen parts"),
         (recipe.eval_after, "recipe.eval_after", "an evaluation"),
         (recipe.keep_outputs, "recipe.keep_outputs", "kept outputs"),
+        (recipe.keep_variables, "recipe.keep_variables", "variables that outlive a step"),
+        (
+            recipe.zero_grad == Some(ZeroGrad::AfterForward),
+            "recipe.zero_grad",
+            "gradients that are kept during the forward",
+        ),
         (optimizer.in_backward, "recipe.optimizer.in_backward", "an optimizer in backward"),
         (!plain, "recipe.optimizer.name", optimizer.name.name()),
         (!precise, "recipe.precision", "this precision"),

@@ -322,6 +322,7 @@ class Recorder:
                 self.first_peak = now and now[1]
             if self.steps == 1:
                 self.seen["keeps_grads"] = any(p.grad is not None for p in module.parameters())
+                self.seen["outputs_live_on"] = self.outputs is not None and self.outputs() is not None
         self.step["micro"].append(dict(base=now, inputs=0, tokens=0))
         self.step["model"] = self.weakref.ref(module)
         self.phase = "forward"

@@ -178,7 +178,7 @@ class Job:
             if "num_labels" not in found and getattr(config, "num_labels", 2) != 2:
                 found["num_labels"] = config.num_labels
             attention = getattr(config, "_attn_implementation", None)
-            if attention in ("sdpa", "eager"):
+            if attention in ("sdpa", "eager", "flash_attention_2"):
                 self.recipe["attention"] = attention
             elif attention is not None:
                 self.not_told(f"attention {attention}")
@@ -393,9 +393,11 @@ class Job:
             self.recipe["clip_grad"] = self.seen["clip_grad"]
         if self.seen.get("keeps_outputs"):
             self.recipe["keep_outputs"] = True
-        if self.seen.get("zeroed_after_forward"):
-            self.not_told("gradients that are there during the forward: zero_grad() comes after it")
-        if self.seen.get("keeps_grads"):
+        if self.seen.get("outputs_live_on"):
+            self.recipe["keep_outputs"] = self.recipe["keep_variables"] = True
+        if self.seen.get("zeroed_after_forward") and self.seen.get("keeps_grads", True):
+            self.recipe["zero_grad"] = "after_forward"
+        elif self.seen.get("keeps_grads"):
             self.recipe["zero_grad"] = "zero"
         if any(type(m).__name__.startswith("Liger") or "liger" in type(m).__module__ or
                "liger" in getattr(type(m).forward, "__module__", "") or "liger" in getattr(m.forward, "__module__", "")
