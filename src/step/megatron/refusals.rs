@@ -113,6 +113,12 @@ pub(crate) fn refusals(model: &dyn Model, plan: &Plan) -> Vec<Issue> {
         ),
         (recipe.eval_after, "recipe.eval_after", "an evaluation"),
         (recipe.keep_outputs, "recipe.keep_outputs", "kept outputs"),
+        (recipe.keep_variables, "recipe.keep_variables", "variables that outlive a step"),
+        (
+            recipe.zero_grad == Some(crate::recipe::ZeroGrad::AfterForward),
+            "recipe.zero_grad",
+            "gradients that are kept during the forward",
+        ),
         (recipe.load != crate::recipe::Load::Init, "recipe.load", "loading a checkpoint"),
     ] {
         if on {
