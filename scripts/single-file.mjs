@@ -28,6 +28,8 @@ try {
     "default-src 'none'",
     `script-src ${hash(glue)} ${hash(boot)} 'wasm-unsafe-eval'`,
     `style-src ${hash(style)}`,
+    // The worker that reads long files begins from the page's own scripts.
+    "worker-src blob:",
     "img-src data:",
   ].join("; ");
 

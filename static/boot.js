@@ -1,6 +1,8 @@
 // Starts the program and says so when it does not start. Plain JavaScript: it must run where the program cannot.
 (function () {
   "use strict";
+  // The same script begins the worker that reads long files.
+  if (typeof document === "undefined") return readFiles();
   var root = document.documentElement;
   try {
     // The stored theme before the first paint; the program keeps it from then on.
@@ -30,7 +32,7 @@
   var drawn = false;
   var now = Date.now;
   function inTwoHalves(url) {
-    var first, imports;
+    var program, first, imports;
     var entered = 0;
     partial = true;
     root.dataset.partial = "";
@@ -41,18 +43,13 @@
 
     function link(module) {
       if (!partial) return;
-      var own = new Proxy(first, {
-        // Functions of the first half by their places in the table.
-        get: function (_, name) {
-          return isNaN(name) ? first[name] : first.table.get(Number(name));
-        },
-      });
-      new WebAssembly.Instance(module, Object.assign({ first: own }, imports));
+      join(WebAssembly.Instance, module, first, imports);
       partial = false;
       delete root.dataset.partial;
       // Not from within the program, which may be what waited.
       setTimeout(function () {
         dispatchEvent(new Event("vram-budget:whole"));
+        employ(tag.src, { first: program, rest: module, glue: at("data-js") });
       });
     }
     function load() {
@@ -113,6 +110,7 @@
       WebAssembly[name] = function (source, given) {
         return real.call(WebAssembly, source, given).then(function (made) {
           imports = given;
+          program = made.module;
           first = made.instance.exports;
           var exports = {};
           for (var name in first) exports[name] = typeof first[name] === "function" ? guarded(first[name]) : first[name];
@@ -129,6 +127,119 @@
       };
     });
   }
+  // Puts the rest of a program to its first half, whose functions it finds by their places in the table.
+  function join(Instance, rest, first, imports) {
+    var own = new Proxy(first, {
+      get: function (_, name) {
+        return isNaN(name) ? first[name] : first.table.get(Number(name));
+      },
+    });
+    new Instance(rest, Object.assign({ first: own }, imports));
+  }
+
+  // Long files are read in a worker, which has a program of its own from the same modules. `vram-budget:read` gives it
+  // one, or stops it; what it says is sent as `vram-budget:heard`. `data-reader` is on the root while it is there.
+  function employ(url, program) {
+    var worker;
+    var job = 0;
+    function begin() {
+      worker = new Worker(url);
+      worker.onmessage = function (event) {
+        if (event.data.ready) root.dataset.reader = "";
+        else if (event.data.job === job) dispatchEvent(new CustomEvent("vram-budget:heard", { detail: event.data }));
+      };
+      worker.onerror = function (event) {
+        event.preventDefault();
+        dispatchEvent(new CustomEvent("vram-budget:heard", { detail: { failed: event.message } }));
+        worker.terminate();
+        // One that cannot begin is not begun for ever.
+        if (!("reader" in root.dataset)) return;
+        delete root.dataset.reader;
+        begin();
+      };
+      worker.postMessage(program);
+    }
+    addEventListener("vram-budget:read", function (event) {
+      worker.postMessage({ job: ++job, blob: event.detail });
+    });
+    begin();
+  }
+
+  // The worker's side: one file after the other. One that is no longer wanted is left at its next piece, so that a new
+  // worker, and what it fetches, is not needed.
+  function readFiles() {
+    var LIMIT = Math.pow(2, 31);
+    var wanted, before, ended;
+    addEventListener("vram-budget:found", function (event) {
+      if (ended) postMessage({ job: ended, found: event.detail });
+    });
+    onmessage = function (event) {
+      var given = event.data;
+      if (!before) {
+        before = begin(given);
+        return;
+      }
+      wanted = given.job;
+      before = before
+        .then(function () {
+          if (given.blob && given.job === wanted) return read(given.job, given.blob);
+        })
+        .catch(function (error) {
+          postMessage({ job: given.job, failed: String(error) });
+        });
+    };
+    function begin(program) {
+      var Own = WebAssembly.Instance;
+      WebAssembly.Instance = function (module, imports) {
+        var made = new Own(module, imports);
+        if (program.rest) join(Own, program.rest, made.exports, imports);
+        return made;
+      };
+      return Promise.resolve(program.glue ? import(program.glue) : wasm_bindgen).then(function (glue) {
+        glue.initSync({ module: program.first });
+        postMessage({ ready: true });
+      });
+    }
+    function read(job, blob) {
+      var packed, reader;
+      var count = 0;
+      var told = 0;
+      function tell() {
+        told = Date.now();
+        postMessage({ job: job, read: String(count), total: packed ? undefined : String(blob.size) });
+      }
+      // What is found in a file that is not read to its end is not said.
+      function end(whole) {
+        ended = whole && job;
+        dispatchEvent(new CustomEvent("vram-budget:end"));
+      }
+      function next() {
+        return reader.read().then(function (piece) {
+          if (piece.done) {
+            tell();
+            return end(true);
+          }
+          count += piece.value.length;
+          if (job !== wanted || count > LIMIT) {
+            reader.cancel();
+            end(false);
+            if (count > LIMIT) throw new Error("larger than 2 GiB");
+            return;
+          }
+          dispatchEvent(new CustomEvent("vram-budget:piece", { detail: piece.value }));
+          if (Date.now() - told > 100) tell();
+          return next();
+        });
+      }
+      return blob.slice(0, 2).arrayBuffer().then(function (head) {
+        var start = new Uint8Array(head);
+        packed = start[0] === 0x1f && start[1] === 0x8b;
+        var stream = blob.stream();
+        reader = (packed ? stream.pipeThrough(new DecompressionStream("gzip")) : stream).getReader();
+        return next();
+      });
+    }
+  }
   // The rest did not come when it was needed, and the program stands where it called it.
   function broken(error) {
     document.getElementById("panic-link").textContent = location.href;
@@ -142,11 +253,11 @@
   }, 20000);
 
   var tag = document.querySelector("script[data-js]");
+  function at(name) {
+    return new URL(tag.getAttribute(name), document.baseURI).href;
+  }
   try {
     if (tag) {
-      var at = function (name) {
-        return new URL(tag.getAttribute(name), document.baseURI).href;
-      };
       if (tag.hasAttribute("data-rest")) inTwoHalves(at("data-rest"));
       import(at("data-js"))
         .then(function (glue) {
@@ -163,7 +274,15 @@
       var text = atob(document.getElementById("wasm").textContent.trim());
       var bytes = new Uint8Array(text.length);
       for (var i = 0; i < text.length; i++) bytes[i] = text.charCodeAt(i);
-      wasm_bindgen({ module_or_path: bytes }).catch(failed);
+      var boot = document.currentScript;
+      var texts = [boot.previousElementSibling.textContent, "\n", boot.textContent];
+      WebAssembly.compile(bytes)
+        .then(function (program) {
+          return wasm_bindgen({ module_or_path: program }).then(function () {
+            employ(URL.createObjectURL(new Blob(texts, { type: "text/javascript" })), { first: program });
+          });
+        })
+        .catch(failed);
     }
   } catch (error) {
     failed(error);

@@ -19,7 +19,8 @@ use vram_budget::view::measured::{EXAMPLE_DOCUMENT, EXAMPLE_OOM, EXAMPLE_SCRIPT,
 use vram_budget::view::steps::steps;
 use vram_budget::view::timeline::Timeline;
 use vram_budget::view::{
-    Action, Alternative, Field, GpuPick, MAX_READ, Notice, Section, State, Theme, Trained, example, job, link,
+    Action, Alternative, Field, Found, GpuPick, Incoming, MAX_READ, Notice, Reading, Section, State, Theme, Trained,
+    example, job, link,
 };
 
 fn text() -> &'static dyn Catalogue {
@@ -284,6 +285,74 @@ fn a_paste_goes_where_it_belongs() {
     let state = start().reduce(Action::Paste("x".repeat(MAX_READ + 1)));
     assert!(matches!(state.notice, Some(Notice::TextTooLarge { .. })));
     assert!(state.measured.text.is_empty());
+}
+
+/// A recording of `tests/data/snapshots`.
+#[allow(clippy::disallowed_methods, reason = "a test reads its data")]
+fn recorded(name: &str) -> Vec<u8> {
+    let packed = std::fs::read(format!("{}/tests/data/snapshots/{name}", env!("CARGO_MANIFEST_DIR"))).unwrap();
+    let mut bytes = Vec::new();
+    std::io::Read::read_to_end(&mut flate2::read::GzDecoder::new(packed.as_slice()), &mut bytes).unwrap();
+    bytes
+}
+
+fn found(bytes: &[u8], piece: usize) -> Found {
+    let mut incoming = Incoming::default();
+    bytes.chunks(piece).for_each(|piece| incoming.push(piece));
+    incoming.finish(Locale::En)
+}
+
+#[test]
+fn a_recording_is_shown_with_its_totals_its_holders_and_what_other_settings_would_have_done() {
+    let bytes = recorded("s08-llama-oom.pickle.gz");
+    let Found::Recording(shown) = found(&bytes, 4096) else { panic!("a recording") };
+    let snapshot = vram_budget::snapshot::read(&bytes).unwrap();
+    let totals = snapshot.totals(0);
+    let row = |name: &str| shown.totals.iter().find(|(_, what)| what == name).unwrap().0.clone();
+    assert_eq!(row("reserved"), totals.reserved.to_string());
+    assert_eq!(row("allocated"), totals.allocated.to_string());
+    assert!(shown.head.contains(&format!("{} entries", snapshot.trace(0).len())));
+    assert_eq!(shown.held.len(), 2, "now, and at the peak");
+    assert!(shown.held.iter().all(|held| !held.parts.is_empty()));
+    let settings: Vec<&str> = shown.replays.iter().map(|replay| replay.settings.as_str()).collect();
+    assert_eq!(settings[0], "as recorded: defaults");
+    assert!(settings.contains(&"expandable_segments:True"), "{settings:?}");
+    assert!(shown.replays[0].outcome.contains("runs out of memory at the same entry"), "{:?}", shown.replays);
+    assert_eq!(shown.replays[0].figures[3], totals.reserved.to_string());
+    // Whatever the pieces, and through the words in which a worker says it.
+    let all = found(&bytes, usize::MAX);
+    assert_eq!(all, Found::Recording(shown.clone()));
+    assert_eq!(serde_json::from_str::<Found>(&serde_json::to_string(&all).unwrap()).unwrap(), all);
+    // A short file is taken at once, a long one while it is read.
+    let reading = Reading { name: Some("dump.pickle".into()), read: 0, total: Some(9) };
+    let state = after(&start(), [Action::Reading(Some(reading)), Action::ReadSoFar(4, Some(9))]);
+    assert_eq!(state.reading.as_ref().unwrap().read, 4);
+    let taken = state.reduce(Action::Found(Box::new(all.clone())));
+    assert_eq!((&taken.reading, taken.section), (&None, Section::Measured));
+    assert_eq!(taken.measured.recording.as_deref(), Some(&*shown));
+    assert_eq!(state.reduce(Action::Reading(None)).reduce(Action::Found(Box::new(all))).measured, start().measured);
+}
+
+#[test]
+fn a_file_in_pieces_is_what_it_is_in_one() {
+    let log = format!("{}{EXAMPLE_OOM}\n", "step 17 loss 2.3\n".repeat(9000));
+    let Found::Measurements(all) = found(log.as_bytes(), 1000) else { panic!("an error message") };
+    assert_eq!(all.len(), 1);
+    let state = after(
+        &start(),
+        [
+            Action::Reading(Some(Reading { name: None, read: 0, total: None })),
+            Action::Found(Box::new(Found::Measurements(all))),
+        ],
+    );
+    assert_eq!(state.measured.taken, start().reduce(Action::Paste(EXAMPLE_OOM.into())).measured.taken);
+    for refused in ["", "prose, and no measurement of anything", "\u{80}"] {
+        assert!(matches!(found(refused.as_bytes(), 7), Found::Refused(_)), "{refused}");
+    }
+    assert!(matches!(found(&recorded("snap-06-malicious-global.pickle.gz"), 64), Found::Refused(_)));
+    assert!(matches!(found(&recorded("snap-07-truncated.pickle.gz"), 64), Found::Refused(_)));
+    let state = start().reduce(Action::File(recorded("snap-06-malicious-global.pickle.gz")));
+    assert!(state.measured.error.is_some() && state.measured.recording.is_none());
 }
 
 #[test]

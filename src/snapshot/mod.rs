@@ -13,6 +13,7 @@ mod pickle;
 mod recording;
 mod replay;
 mod store;
+mod what_if;
 
 pub use error::{Problem, SnapshotError};
 pub use history::{Failure, History, NotReplayed};
@@ -20,6 +21,7 @@ pub use holders::{Holder, Peak, Place};
 use pickle::Machine;
 pub use recording::{Action, Block, Entry, Frame, Frames, Segment, Snapshot, Totals};
 pub use replay::Replayed;
+pub use what_if::{Given, NotTried, Tried, WhatIf};
 
 /// The most memory that reading takes, unless the caller says otherwise.
 pub const MOST_BYTES: usize = 3 << 30;

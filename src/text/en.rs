@@ -766,7 +766,7 @@ impl Catalogue for English {
             Label::PasteAsk => {
                 "Paste what you have, or drop a file: an out-of-memory message or the log around it, nvidia-smi, memory_summary() or memory_stats(), figures by step, the measuring script’s output, a vram-budget document."
             }
-            Label::PasteLimit => "At most 4 MiB; vram-budget explain reads larger files.",
+            Label::PasteLimit => "Texts up to 32 MiB and files up to 2 GiB, also compressed with gzip.",
             Label::TryExample => "Or try an example:",
             Label::ExampleOom => "out-of-memory message",
             Label::ExampleScript => "script output",
@@ -786,7 +786,9 @@ impl Catalogue for English {
             Label::ProblemTitle => "Please correct",
             Label::LinkCopied => "Link copied. It holds your inputs, no measurement.",
             Label::CopyFailed => "The browser did not allow copying. The address bar has the link.",
-            Label::FileUnreadable => "The file could not be read as text. Nothing was changed.",
+            Label::FileUnreadable => "The file could not be read. Nothing was changed.",
+            Label::Cancel => "Cancel",
+            Label::WorkingItOut => "working it out…",
             Label::Footer => "Computed in this page; nothing is sent.",
         }
     }
@@ -989,6 +991,10 @@ impl Catalogue for English {
             Msg::UnitOption { unit, peak } => format!("{}: a peak of {peak}", unit.symbol()),
             Msg::TextTooLarge { bytes, limit } => {
                 format!("The text has {bytes}; at most {limit} are read. Nothing was changed.")
+            }
+            Msg::FileRead { name, read, of } => {
+                let of = of.map_or_else(String::new, |of| format!(" of {of}"));
+                format!("Reading {}: {read}{of}", name.unwrap_or("the text"))
             }
             Msg::FileTooLarge { name, bytes, limit } => {
                 format!("{name} has {bytes}; at most {limit} are read. Nothing was changed.")

@@ -6,6 +6,7 @@
 
 mod en;
 mod picks;
+mod recording;
 mod report;
 #[cfg(test)]
 mod tests;
@@ -15,6 +16,7 @@ mod words;
 use std::borrow::Cow;
 
 pub use picks::PickCatalogue;
+pub use recording::{RecordingCatalogue, Said};
 pub use report::ReportCatalogue;
 pub use words::{Label, LinkProblem, Msg, Term};
 

@@ -176,6 +176,8 @@ pub enum Label {
     LinkCopied,
     CopyFailed,
     FileUnreadable,
+    Cancel,
+    WorkingItOut,
     // The foot.
     Footer,
 }
@@ -338,6 +340,8 @@ pub enum Msg<'a> {
     TextTooLarge { bytes: Bytes, limit: Bytes },
     /// A file past the limit.
     FileTooLarge { name: &'a str, bytes: Bytes, limit: Bytes },
+    /// How much of a file has been read; `None`: of a text.
+    FileRead { name: Option<&'a str>, read: Bytes, of: Option<Bytes> },
     /// A link that is not taken.
     LinkRefused { why: LinkProblem },
     /// A model taken from pasted or dropped text.

@@ -5,8 +5,9 @@ use serde_json::Value;
 use crate::measure::{self, ImportError, Imported, Options, Unit};
 use crate::plan::Plan;
 
-/// The longest text that the page reads, 4 MiB: it reads it in one go, while nothing else moves.
-pub const MAX_READ: usize = 4 << 20;
+/// The longest text that the page reads in one go, while nothing else moves: 256 KiB. A longer one is read in pieces,
+/// elsewhere ([`crate::view::Incoming`]).
+pub const MAX_READ: usize = 256 << 10;
 
 /// What a text was recognised as.
 #[derive(Clone, Debug, PartialEq)]

@@ -13,6 +13,8 @@ pub mod link;
 pub mod measured;
 pub mod number;
 mod pick;
+mod reading;
+pub mod recording;
 pub mod remedy;
 mod state;
 pub mod steps;
@@ -22,6 +24,7 @@ pub use draft::{CONFIG_PATH, Draft, GpuPick, Trained};
 pub use field::Field;
 pub use intake::{Intake, MAX_READ, read, recognise};
 pub use pick::{Alternative, Pick};
+pub use reading::{Found, Incoming, MAX_CLIPBOARD, MAX_FILE, Reading, is_recording};
 pub use state::{Action, Measured, Notice, Outcome, Panel, Section, Shown, State, Theme, Undo, Work};
 
 use crate::machine::{GpuChoice, Machine};

@@ -11,8 +11,13 @@ use crate::model::ModelSource;
 use crate::plan::{Plan, Policy};
 use crate::recipe::{Attention, Checkpointing, Loss, OptimizerImpl, OptimizerName, Precision};
 use crate::text::LinkProblem;
+use crate::text::Locale;
 use crate::units::Bytes;
-use crate::view::{Alternative, Draft, Field, GpuPick, Intake, MAX_READ, Trained, job, link, read, recognise};
+use crate::view::recording::Recording;
+use crate::view::{
+    Alternative, Draft, Field, Found, GpuPick, Incoming, Intake, MAX_READ, Reading, Trained, is_recording, job, link,
+    read, recognise,
+};
 
 /// How many tried remedies can be undone.
 const MAX_UNDO: usize = 32;
@@ -34,6 +39,8 @@ pub struct State {
     pub section: Section,
     /// What was measured.
     pub measured: Measured,
+    /// A file that is being read.
+    pub reading: Option<Reading>,
     /// The colours.
     pub theme: Theme,
     /// Something to tell, until it is dismissed or something else is to be told.
@@ -248,6 +255,8 @@ pub struct Measured {
     pub unit: Option<Unit>,
     /// What was understood last: none, or all that one text says.
     pub taken: Rc<[Measurement]>,
+    /// The recording of the allocator that was read last.
+    pub recording: Option<Rc<Recording>>,
 }
 
 /// Something to tell.
@@ -269,6 +278,8 @@ pub enum Notice {
     TextTooLarge {
         /// How much.
         bytes: Bytes,
+        /// What is read at most.
+        limit: Bytes,
     },
     /// Too large a file.
     FileTooLarge {
@@ -342,6 +353,12 @@ pub enum Action {
     Paste(String),
     /// Dropped or picked a file with these bytes.
     File(Vec<u8>),
+    /// A file is being read; `None`: no longer.
+    Reading(Option<Reading>),
+    /// So many bytes of it have been read, of so many.
+    ReadSoFar(u64, Option<u64>),
+    /// What was found in it.
+    Found(Box<Found>),
     /// Opened a link with this fragment.
     Link(String),
     /// Chose the colours.
@@ -370,6 +387,7 @@ impl State {
             panels: Vec::new(),
             section: Section::default(),
             measured: Measured::default(),
+            reading: None,
             theme: Theme::default(),
             notice: None,
             model_filter: String::new(),
@@ -483,6 +501,23 @@ impl State {
             }
             Action::Paste(text) => self.paste(text),
             Action::File(bytes) => self.take_file(&bytes),
+            Action::Reading(reading) => {
+                if reading.is_some() {
+                    self.section = Section::Measured;
+                }
+                self.reading = reading;
+            }
+            Action::ReadSoFar(read, total) => {
+                if let Some(reading) = &mut self.reading {
+                    (reading.read, reading.total) = (read, total);
+                }
+            }
+            // What comes after it was cancelled is not wanted.
+            Action::Found(found) => {
+                if self.reading.take().is_some() {
+                    self.take_found(*found);
+                }
+            }
             Action::Link(fragment) if Section::from_fragment(&fragment).is_some() => {
                 self.section = Section::from_fragment(&fragment).unwrap_or_default();
             }
@@ -606,7 +641,8 @@ impl State {
     fn read_measurement(&mut self, text: String, unit: Option<Unit>) {
         let result = match unit {
             _ if text.trim().is_empty() => {
-                self.measured = Measured { taken: Rc::clone(&self.measured.taken), text, ..Measured::default() };
+                let (taken, recording) = (Rc::clone(&self.measured.taken), self.measured.recording.clone());
+                self.measured = Measured { taken, recording, text, ..Measured::default() };
                 return;
             }
             _ => read(&text, unit),
@@ -615,7 +651,7 @@ impl State {
     }
 
     fn take_measurement(&mut self, text: String, unit: Option<Unit>, result: Result<Vec<Imported>, ImportError>) {
-        let taken = Rc::clone(&self.measured.taken);
+        let (taken, recording) = (Rc::clone(&self.measured.taken), self.measured.recording.clone());
         self.measured = match result {
             Ok(found) => {
                 let (mut measurements, mut question) = (Vec::new(), Vec::new());
@@ -626,16 +662,38 @@ impl State {
                     }
                 }
                 if question.is_empty() {
-                    Measured { text, unit, taken: measurements.into(), ..Measured::default() }
+                    Measured { text, unit, taken: measurements.into(), recording, ..Measured::default() }
                 } else {
-                    Measured { text, question, taken, ..Measured::default() }
+                    Measured { text, question, taken, recording, ..Measured::default() }
                 }
             }
-            Err(error) => Measured { text, error: Some(error), taken, ..Measured::default() },
+            Err(error) => Measured { text, error: Some(error), taken, recording, ..Measured::default() },
+        };
+    }
+
+    /// Takes what was found in a file. What was not understood leaves what was measured as it is.
+    fn take_found(&mut self, found: Found) {
+        self.section = Section::Measured;
+        let before = core::mem::take(&mut self.measured);
+        self.measured = match found {
+            Found::Measurements(taken) => {
+                Measured { taken: taken.into(), recording: before.recording, ..Measured::default() }
+            }
+            Found::Recording(recording) => {
+                Measured { recording: Some(Rc::new(*recording)), taken: before.taken, ..Measured::default() }
+            }
+            Found::Refused(error) => {
+                Measured { error: Some(error), taken: before.taken, recording: before.recording, ..Measured::default() }
+            }
         };
     }
 
     fn take_file(&mut self, bytes: &[u8]) {
+        if is_recording(bytes) {
+            let mut incoming = Incoming::default();
+            incoming.push(bytes);
+            return self.take_found(incoming.finish(Locale::En));
+        }
         let text = measure::decoded(bytes);
         if !text.contains('\u{fffd}') {
             return self.paste(text.into_owned());
@@ -647,7 +705,8 @@ impl State {
 
     fn paste(&mut self, text: String) {
         if text.len() > MAX_READ {
-            self.notice = Some(Notice::TextTooLarge { bytes: Bytes(text.len() as u64) });
+            let limit = Bytes(MAX_READ as u64);
+            self.notice = Some(Notice::TextTooLarge { bytes: Bytes(text.len() as u64), limit });
             return;
         }
         match recognise(&text) {

@@ -69,8 +69,8 @@ export function browser() {
       await page.goto(path.includes("://") ? path : held.url + path);
       if (boot) {
         await page.locator("#verdict").waitFor();
-        // The other half of the program comes once the answer is drawn, and nothing after that.
-        await page.locator("html:not([data-partial])").waitFor();
+        // The other half of the program comes once the answer is drawn, then what reads long files, and nothing after that.
+        await page.locator("html:not([data-partial])[data-reader]").waitFor({ timeout: 60_000 });
         loaded = true;
       }
       return {
@@ -133,6 +133,26 @@ export async function drop(page, name, text) {
     },
     [name, text],
   );
+}
+
+/** The processor's time of the page's tasks while `act` runs, in ms, the longest last. */
+export async function tasks(page, act) {
+  const cdp = await page.context().newCDPSession(page);
+  const events = [];
+  cdp.on("Tracing.dataCollected", ({ value }) => events.push(...value));
+  await cdp.send("Tracing.start", { transferMode: "ReportEvents", traceConfig: { includedCategories: ["devtools.timeline", "disabled-by-default-devtools.timeline"] } });
+  await page.evaluate(() => document.body.dispatchEvent(new Event("input")));
+  try {
+    await act();
+  } catch (error) {
+    await cdp.detach();
+    throw error;
+  }
+  const complete = new Promise((done) => cdp.on("Tracing.tracingComplete", done));
+  await cdp.send("Tracing.end");
+  await complete;
+  const { pid, tid } = events.find((e) => e.name === "EventDispatch" && e.args.data?.type === "input");
+  return events.filter((e) => e.name === "RunTask" && e.pid === pid && e.tid === tid && e.tdur).map((e) => e.tdur / 1000).sort((a, b) => a - b);
 }
 
 /** Repeats `check` until it passes: the page draws a moment after an event. */

@@ -7,18 +7,18 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use serde_json::{Value, json};
-use vram_budget::allocator::{AllocConf, Config};
+use vram_budget::allocator::{AllocConf, ConfIssue};
 use vram_budget::bill::Part;
 use vram_budget::plan::{Framework, Version};
-use vram_budget::snapshot::{History, Holder, MOST_BYTES, NotReplayed, Peak, Reader, Replayed, Snapshot, Totals};
+use vram_budget::snapshot::{
+    Given, Holder, MOST_BYTES, NotReplayed, NotTried, Peak, Reader, Snapshot, Totals, Tried, WhatIf,
+};
 use vram_budget::text::Locale;
 use vram_budget::units::Bytes;
 
 use crate::exit::Rejected;
 use crate::input;
 
-/// What is tried where no settings are given.
-const TRIED: [&str; 4] = ["", "expandable_segments:True", "roundup_power2_divisions:4", "max_split_size_mb:128"];
 /// How many places of the program are listed.
 const PLACES: usize = 12;
 /// How much of the file is read at once.
@@ -48,21 +48,6 @@ pub(crate) struct Args {
     /// One JSON document, in bytes, instead of the text
     #[arg(long)]
     json: bool,
-}
-
-/// A replay under some settings, or why there is none.
-struct Tried {
-    conf: String,
-    found: Result<Replayed, String>,
-}
-
-/// What replaying found.
-struct WhatIf {
-    history: History,
-    capacity: Option<Bytes>,
-    /// Under the recording's own settings.
-    recorded: Tried,
-    others: Vec<Tried>,
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
@@ -131,44 +116,26 @@ fn read(path: &Path) -> anyhow::Result<Snapshot> {
 
 fn what_if(args: &Args, snapshot: &Snapshot, device: u32) -> anyhow::Result<Result<WhatIf, NotReplayed>> {
     let version = args.pytorch.unwrap_or(Framework::default().pytorch);
-    let history = match History::of(snapshot, device) {
-        Ok(history) => history,
-        Err(reason) => return Ok(Err(reason)),
-    };
-    let capacity = args.total.or_else(|| history.capacity());
-    let config = |text: &str| {
-        let parsed = AllocConf::parse(text, version);
-        parsed.map(|alloc_conf| Config { alloc_conf, total_bytes: capacity, ..Config::new(version) }).map_err(
-            |issues| {
-                let reasons: Vec<_> = issues.iter().map(ToString::to_string).collect();
-                reasons.join("; ")
-            },
-        )
-    };
-    // A recording of 2.1 to 2.3 does not say what was set, but shows expandable segments.
-    let expandable = snapshot.segments_of(device).any(|(segment, _)| segment.expandable);
-    let shown = if expandable { "expandable_segments:True" } else { "" };
-    let own = args.recorded_conf.as_ref().or(snapshot.alloc_conf.as_ref()).map_or(shown, String::as_str);
-    let replay = |conf: &str, as_recorded: bool| Tried {
-        conf: conf.into(),
-        found: config(conf).and_then(|config| {
-            history
-                .replay(&config, as_recorded)
-                .ok_or_else(|| "its segments are not such as these settings make".into())
-        }),
-    };
-    let mut others = Vec::new();
     for conf in &args.alloc_conf {
-        if let Err(reasons) = config(conf) {
-            return Err(Rejected::because(format!("settings \"{conf}\" under PyTorch {version}"), reasons).into());
+        if let Err(issues) = AllocConf::parse(conf, version) {
+            let of = format!("settings \"{conf}\" under PyTorch {version}");
+            return Err(Rejected::because(of, reasons(&issues)).into());
         }
-        others.push(replay(conf, false));
     }
-    if args.alloc_conf.is_empty() {
-        others.extend(TRIED.into_iter().filter(|conf| *conf != own).map(|conf| replay(conf, false)));
+    let given =
+        Given { version, recorded_conf: args.recorded_conf.as_deref(), total: args.total, confs: &args.alloc_conf };
+    Ok(WhatIf::of(snapshot, device, &given))
+}
+
+fn reasons(issues: &[ConfIssue]) -> String {
+    issues.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+}
+
+fn not_tried(reason: &NotTried) -> String {
+    match reason {
+        NotTried::Settings(issues) => reasons(issues),
+        NotTried::Segments => "its segments are not such as these settings make".into(),
     }
-    let recorded = replay(own, true);
-    Ok(Ok(WhatIf { capacity, recorded, others, history }))
 }
 
 fn part_name(part: Option<Part>) -> &'static str {
@@ -274,7 +241,7 @@ fn print(
         let found = match found {
             Ok(found) => found,
             Err(reason) => {
-                writeln!(out, "{name:<44} {reason}")?;
+                writeln!(out, "{name:<44} {}", not_tried(reason))?;
                 continue;
             }
         };
@@ -326,7 +293,7 @@ fn holders_json(holders: &[Holder]) -> Value {
 fn document(snapshot: &Snapshot, device: u32, what_if: &Result<WhatIf, NotReplayed>) -> Value {
     let totals = snapshot.totals(device);
     let tried = |tried: &Tried| match &tried.found {
-        Err(reason) => json!({ "alloc_conf": tried.conf, "not_replayed": reason }),
+        Err(reason) => json!({ "alloc_conf": tried.conf, "not_replayed": not_tried(reason) }),
         Ok(found) => json!({
             "alloc_conf": tried.conf,
             "peak_allocated": found.peak_allocated,

@@ -3,9 +3,8 @@
 use vram_budget::decide::{Question, Status};
 use vram_budget::plan::Framework;
 use vram_budget::text::{Label, Msg};
-use vram_budget::units::Bytes;
 use vram_budget::view::steps::Step;
-use vram_budget::view::{Action, MAX_READ, Notice, Section, Theme, job};
+use vram_budget::view::{Action, Notice, Section, Theme, job};
 use yew::prelude::*;
 
 use crate::app::go;
@@ -121,7 +120,7 @@ pub(crate) fn notice_bar(store: &Handle) -> Html {
         Notice::ConfigTaken(name) => text.say(&Msg::ConfigTaken { name }),
         Notice::PlanTaken => text.say(&Msg::PlanTaken),
         Notice::PlanRefused(error) => text.import_error(error),
-        Notice::TextTooLarge { bytes } => text.say(&Msg::TextTooLarge { bytes: *bytes, limit: Bytes(MAX_READ as u64) }),
+        Notice::TextTooLarge { bytes, limit } => text.say(&Msg::TextTooLarge { bytes: *bytes, limit: *limit }),
         Notice::FileTooLarge { name, bytes, limit } => {
             text.say(&Msg::FileTooLarge { name, bytes: *bytes, limit: *limit })
         }

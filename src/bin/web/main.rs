@@ -15,6 +15,7 @@ mod store;
 #[cfg(test)]
 mod tests;
 mod timeline;
+mod worker;
 
 #[cfg(target_arch = "wasm32")]
 fn main() {
@@ -22,6 +23,9 @@ fn main() {
 
     use vram_budget::view::{Action, State};
 
+    if web_sys::window().is_none() {
+        return worker::listen();
+    }
     platform::keep_input_on_panic();
     let Some(root) = gloo::utils::document().get_element_by_id("app") else { return };
     let fragment = platform::fragment();

@@ -2,11 +2,13 @@
 //! answer is drawn without it.
 
 use vram_budget::measure::Unit;
-use vram_budget::text::{Catalogue, Label, Msg};
-use vram_budget::view::Action;
+use vram_budget::text::{Catalogue, Label, Locale, Msg, Said};
+use vram_budget::units::Bytes;
 use vram_budget::view::measured::{
     EXAMPLE_DOCUMENT, EXAMPLE_OOM, EXAMPLE_SCRIPT, Report, Row, Understood, unit_options,
 };
+use vram_budget::view::recording::{Held, Recording, Replay};
+use vram_budget::view::{Action, Reading};
 use yew::prelude::*;
 
 use crate::controls::area_value;
@@ -54,12 +56,15 @@ pub(crate) fn measured_section(store: &Handle) -> Html {
                         { example(Label::ExampleDocument, EXAMPLE_DOCUMENT) }
                     </span>
                 </div>
+                if let Some(reading) = &state.reading { { progress(store, reading) } }
                 <div role="status" id="measured-status">
                     if let Some(error) = error { <p class="issue" id="paste-issue">{ error }</p> }
                     if !measured.question.is_empty() { { question(store, &measured.question, &measured.text) } }
                     if let Some(understood) = &understood { { reports(understood, text) } }
+                    if let Some(recording) = &measured.recording { <p><strong>{ recording.head.clone() }</strong></p> }
                 </div>
                 if let Some(understood) = &understood { { tables(store, understood, text) } }
+                if let Some(recording) = &measured.recording { { recorded(store, recording) } }
             </div>
         </section>
     }
@@ -78,6 +83,98 @@ fn question(store: &Handle, units: &[Unit], pasted: &str) -> Html {
         <div class="readback" id="unit-question">
             <p>{ text.label(Label::UnitQuestion) }</p>
             <div class="acts">{ for unit_options(units, pasted, text).into_iter().map(option) }</div>
+        </div>
+    }
+}
+
+/// How far the reading of a file is.
+#[inline(never)]
+fn progress(store: &Handle, reading: &Reading) -> Html {
+    let text = store.text();
+    let whole = reading.total.filter(|total| *total <= reading.read);
+    let said = text.say(&Msg::FileRead {
+        name: reading.name.as_deref(),
+        read: Bytes(reading.read),
+        of: reading.total.map(Bytes),
+    });
+    html! {
+        <div class="readback" id="reading">
+            <p id="reading-line">
+                { said }
+                if whole.is_some() { { ", " }{ text.label(Label::WorkingItOut) } }
+            </p>
+            <progress aria-labelledby="reading-line" max={reading.total.map(|total| total.to_string())}
+                value={reading.total.filter(|_| whole.is_none()).map(|_| reading.read.to_string())} />
+            <div class="acts">
+                <button class="btn" type="button" id="stop-reading" onclick={platform::stop_reading(store)}>
+                    { text.label(Label::Cancel) }
+                </button>
+            </div>
+        </div>
+    }
+}
+
+/// A recording of the allocator.
+#[inline(never)]
+fn recorded(store: &Handle, recording: &Recording) -> Html {
+    let words = Locale::En.recording();
+    let head = |said: Said<'_>| html! { <th scope="col" class="n">{ words.say(&said) }</th> };
+    let figure = |figure: &String| html! { <td class="n">{ figure.clone() }</td> };
+    let pair = |(figure, what): &(String, String)| {
+        html! { <tr><th scope="row">{ what.clone() }</th><td class="n">{ figure.clone() }</td></tr> }
+    };
+    let place = |(figure, count, place): &(String, String, String)| {
+        html! {
+            <tr>
+                <th scope="row" class="f">{ place.clone() }</th>
+                <td class="n">{ count.clone() }</td><td class="n">{ figure.clone() }</td>
+            </tr>
+        }
+    };
+    let held = |held: &Held| {
+        html! {
+            <>
+                <h3>{ held.when.clone() }</h3>
+                <table class="small"><tbody>{ for held.parts.iter().map(pair) }</tbody></table>
+                if !held.places.is_empty() {
+                    <div class="scroll"><table class="small">
+                        <tbody>{ for held.places.iter().map(place) }</tbody>
+                    </table></div>
+                }
+            </>
+        }
+    };
+    let replay = |replay: &Replay| {
+        html! {
+            <tr>
+                <th scope="row">
+                    { replay.settings.clone() }
+                    if !replay.outcome.is_empty() { <><br /><span class="soft">{ replay.outcome.clone() }</span></> }
+                </th>
+                { for replay.figures.iter().map(figure) }
+            </tr>
+        }
+    };
+    html! {
+        <div id="recording">
+            <table class="small" id="recording-totals"><tbody>{ for recording.totals.iter().map(pair) }</tbody></table>
+            { for recording.held.iter().map(held) }
+            <h3>{ words.say(&Said::WhatIf) }</h3>
+            { for recording.notes.iter().map(|note| html! { <p class="small soft">{ note.clone() }</p> }) }
+            if !recording.replays.is_empty() {
+                <div class="scroll"><table class="small" id="recording-replays">
+                    <thead><tr>
+                        <th scope="col">{ words.say(&Said::SettingsHead) }</th>
+                        { head(Said::AtMostAllocated) }{ head(Said::AtMostReserved) }{ head(Said::Ratio) }{ head(Said::AtEnd) }
+                    </tr></thead>
+                    <tbody>{ for recording.replays.iter().map(replay) }</tbody>
+                </table></div>
+            }
+            <div class="acts">
+                <button class="btn" type="button" onclick={store.on(|_: MouseEvent| Action::Forget)}>
+                    { store.text().label(Label::Forget) }
+                </button>
+            </div>
         </div>
     }
 }

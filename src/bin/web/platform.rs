@@ -9,13 +9,17 @@ use gloo::events::{EventListener, EventListenerOptions};
 use gloo::file::callbacks::FileReader;
 use gloo::timers::callback::Timeout;
 use gloo::utils::{document, window};
+use js_sys::JsString;
 use vram_budget::units::Bytes;
-use vram_budget::view::{Action, MAX_READ, Notice, Outcome, Shown, State, Theme, example, link};
+use vram_budget::view::{
+    Action, MAX_CLIPBOARD, MAX_FILE, MAX_READ, Notice, Outcome, Reading, Shown, State, Theme, example, link,
+};
 use wasm_bindgen::{JsCast, JsValue};
-use web_sys::{ClipboardEvent, DragEvent, Element, HtmlElement, HtmlInputElement};
+use web_sys::{Blob, ClipboardEvent, CustomEvent, DataTransfer, DragEvent, Element, HtmlElement, HtmlInputElement};
 use yew::prelude::*;
 
-use crate::store::Handle;
+use crate::store::{Ask, Handle};
+use crate::worker::tell;
 
 /// How long the inputs rest before the URL follows, and before the live region speaks, in ms.
 const URL_REST: u32 = 300;
@@ -279,15 +283,29 @@ pub(crate) fn use_intake(store: &Handle) -> bool {
         let dispatcher = store.dispatcher();
         let paste = {
             let dispatcher = dispatcher.clone();
-            EventListener::new(&document(), "paste", move |event| {
+            let active = EventListenerOptions::enable_prevent_default();
+            EventListener::new_with_options(&document(), "paste", active, move |event| {
                 let Some(event) = event.dyn_ref::<ClipboardEvent>() else { return };
-                let Some(data) = event.clipboard_data().filter(|_| !in_text_field(event)) else { return };
-                if let Some(file) = data.files().and_then(|files| files.get(0)) {
-                    read(file.into(), dispatcher.clone());
-                } else if let Ok(text) = data.get_data("text/plain")
-                    && !text.trim().is_empty()
-                {
-                    dispatcher.dispatch(Action::Paste(text));
+                let Some(data) = event.clipboard_data() else { return };
+                if in_text_field(event) {
+                    // No field holds a long text; the box for measurements reads it.
+                    let text = text_of(&data).filter(|text| in_box(event) && text.length() as usize > MAX_READ);
+                    if let Some(text) = text {
+                        event.prevent_default();
+                        paste(text, &dispatcher);
+                    }
+                } else if let Some(file) = data.files().and_then(|files| files.get(0)) {
+                    read(file, dispatcher.clone());
+                } else if let Some(text) = text_of(&data) {
+                    paste(text, &dispatcher);
+                }
+            })
+        };
+        let heard = {
+            let dispatcher = dispatcher.clone();
+            EventListener::new(&window(), "vram-budget:heard", move |event| {
+                if let Some(event) = event.dyn_ref::<CustomEvent>() {
+                    heard(&event.detail(), &dispatcher);
                 }
             })
         };
@@ -313,14 +331,12 @@ pub(crate) fn use_intake(store: &Handle) -> bool {
             over.set(false);
             let Some(data) = event.dyn_ref::<DragEvent>().and_then(DragEvent::data_transfer) else { return };
             if let Some(file) = data.files().and_then(|files| files.get(0)) {
-                read(file.into(), dispatcher.clone());
-            } else if let Ok(text) = data.get_data("text/plain")
-                && !text.trim().is_empty()
-            {
-                dispatcher.dispatch(Action::Paste(text));
+                read(file, dispatcher.clone());
+            } else if let Some(text) = text_of(&data) {
+                self::paste(text, &dispatcher);
             }
         });
-        move || drop((paste, dragover, dragleave, drop_))
+        move || drop((paste, dragover, dragleave, drop_, heard))
     });
     *dragging
 }
@@ -333,22 +349,82 @@ fn in_text_field(event: &web_sys::Event) -> bool {
         .is_some_and(|element| element.closest("input, textarea, select, [contenteditable]").ok().flatten().is_some())
 }
 
-/// Reads a file as whatever its text is, within the limits.
-fn read(file: gloo::file::File, dispatcher: UseReducerDispatcher<crate::store::Store>) {
-    let (name, size) = (file.name(), file.size());
-    let limit = Bytes(MAX_READ as u64);
-    if size > limit.get() {
-        let notice = Notice::FileTooLarge { name, bytes: Bytes(size), limit };
+/// Whether an event happens in the box for measurements.
+fn in_box(event: &web_sys::Event) -> bool {
+    event.target().and_then(|target| target.dyn_into::<Element>().ok()).is_some_and(|element| element.id() == "paste")
+}
+
+type Dispatcher = UseReducerDispatcher<crate::store::Store>;
+
+/// The text that is pasted or dropped, where it is: a long one takes its time to come over.
+fn text_of(data: &DataTransfer) -> Option<JsString> {
+    let get_data: js_sys::Function = js_sys::Reflect::get(data, &"getData".into()).ok()?.dyn_into().ok()?;
+    get_data.call1(data, &"text/plain".into()).ok()?.dyn_into().ok()
+}
+
+/// Takes a text that was pasted or dropped.
+fn paste(text: JsString, dispatcher: &Dispatcher) {
+    if text.length() as usize <= MAX_READ {
+        let text = String::from(text);
+        if !text.trim().is_empty() {
+            dispatcher.dispatch(Action::Paste(text));
+        }
+    } else if let Ok(blob) = Blob::new_with_str_sequence(&js_sys::Array::of1(&text)) {
+        let (file, limit) = (gloo::file::Blob::from(blob.clone()), Bytes(MAX_CLIPBOARD as u64));
+        let bytes = Bytes(file.size());
+        if bytes > limit {
+            dispatcher.dispatch(Action::Notice(Some(Notice::TextTooLarge { bytes, limit })));
+        } else {
+            read_long(&blob, None, Some(bytes.get()), dispatcher);
+        }
+    }
+}
+
+/// Reads a file as whatever it is, within the limits: a short one here, a long one in the worker.
+fn read(file: web_sys::File, dispatcher: Dispatcher) {
+    let short = gloo::file::File::from(file.clone());
+    let (name, size) = (short.name(), short.size());
+    if size > MAX_FILE {
+        let notice = Notice::FileTooLarge { name, bytes: Bytes(size), limit: Bytes(MAX_FILE) };
         dispatcher.dispatch(Action::Notice(Some(notice)));
         return;
     }
-    let reader = gloo::file::callbacks::read_as_bytes(&file, move |bytes| {
-        dispatcher.dispatch(match bytes {
-            Ok(bytes) => Action::File(bytes),
-            Err(_) => Action::Notice(Some(Notice::FileUnreadable)),
-        });
+    if size > MAX_READ as u64 {
+        return read_long(&file, Some(name), Some(size), &dispatcher);
+    }
+    let reader = gloo::file::callbacks::read_as_bytes(&short, move |bytes| match bytes {
+        Ok(bytes) if bytes.starts_with(&[0x1f, 0x8b]) => read_long(&file, Some(name), None, &dispatcher),
+        Ok(bytes) => dispatcher.dispatch(Action::File(bytes)),
+        Err(_) => dispatcher.dispatch(Action::Notice(Some(Notice::FileUnreadable))),
     });
     READING.set(Some(reader));
+}
+
+/// Has the boot script's worker read a long file, one at a time.
+fn read_long(blob: &Blob, name: Option<String>, total: Option<u64>, dispatcher: &Dispatcher) {
+    dispatcher.dispatch(Action::Reading(Some(Reading { name, read: 0, total })));
+    tell(&window(), "vram-budget:read", blob);
+}
+
+/// Stops reading.
+pub(crate) fn stop_reading(store: &Handle) -> Callback<MouseEvent> {
+    store.on(|_| {
+        tell(&window(), "vram-budget:read", &JsValue::NULL);
+        Action::Reading(None)
+    })
+}
+
+/// Takes what the worker says: how far it is, what it found, or that it failed.
+fn heard(said: &JsValue, dispatcher: &Dispatcher) {
+    let get = |key: &str| js_sys::Reflect::get(said, &key.into()).ok().and_then(|value| value.as_string());
+    if let Some(read) = get("read").and_then(|read| read.parse().ok()) {
+        dispatcher.dispatch(Action::ReadSoFar(read, get("total").and_then(|total| total.parse().ok())));
+    } else if let Some(Ok(found)) = get("found").map(|found| serde_json::from_str(&found)) {
+        dispatcher.dispatch(Action::Found(Box::new(found)));
+    } else {
+        dispatcher.dispatch(Action::Reading(None));
+        dispatcher.dispatch(Action::Notice(Some(Notice::FileUnreadable)));
+    }
 }
 
 /// The `id` of the page's hidden file input.
@@ -369,7 +445,7 @@ pub(crate) fn file_input(store: &Handle) -> Html {
     let onchange = Callback::from(move |event: Event| {
         let Some(input) = event.target_dyn_into::<HtmlInputElement>() else { return };
         if let Some(file) = input.files().and_then(|files| files.get(0)) {
-            read(file.into(), dispatcher.clone());
+            read(file, dispatcher.clone());
         }
         // The same file can be chosen again.
         input.set_value("");
