@@ -411,6 +411,22 @@ pub fn quick(plan: &Plan) -> Result<Estimate, Vec<Issue>> {
     Ok(quick)
 }
 
+/// What a loop would read, without the bill and without a card: the fast path where a plan is held against a measurement.
+///
+/// # Errors
+/// Every issue of the plan, one per field; the rule of thumb, which has no readings.
+pub fn readings(plan: &Plan) -> Result<Readings, Vec<Issue>> {
+    let job = Job::of(plan)?;
+    let precision = plan.recipe.precision.unwrap_or(Precision::AmpBf16);
+    if precision == Precision::RuleOfThumb {
+        let what = "readings of the rule of thumb".into();
+        return Err(vec![Issue::new("recipe.precision", IssueKind::NotModelled { what })]);
+    }
+    let walk = job.walk_short(plan, precision)?;
+    let readings = replay(&walk, &job.config(plan)).map_err(|_| too_large(TooLarge))?;
+    Ok(parted(readings, plan, &job, precision))
+}
+
 fn quick_of(plan: &Plan, job: &Job, precision: Precision) -> Result<Estimate, Vec<Issue>> {
     let walk = job.walk_steady(plan, precision)?;
     let (bill, timeline) = bill::bill(&walk, job.model.symbols(&plan.recipe), sources(plan));

@@ -33,6 +33,7 @@ impl Part {
 
 /// The four instants that a bill has a column for: where each phase of the step is at its highest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Instant {
     /// The layers' forward, up to the logits.

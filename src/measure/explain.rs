@@ -102,6 +102,16 @@ pub enum Cause {
     Nccl,
     /// An inference server, no training.
     Inference,
+    /// The machine's own memory ran out.
+    Host {
+        /// What was asked for, where the message says so.
+        tried: Option<Bytes>,
+    },
+    /// Checkpointing ran a layer again otherwise than in forward.
+    Recomputation {
+        /// How the two differ in dtype, where they do: autocast was on in one of them alone.
+        differ: Option<String>,
+    },
 }
 
 /// What is worth knowing beside the cause.
@@ -203,6 +213,8 @@ pub fn causes(measurement: &Measurement) -> Vec<Cause> {
         FailureKind::Library => vec![Cause::Library { status: failure.what.clone().unwrap_or_default() }],
         FailureKind::Nccl => vec![Cause::Nccl],
         FailureKind::InferenceStart => vec![Cause::Inference],
+        FailureKind::Host => vec![Cause::Host { tried }],
+        FailureKind::Recomputation => vec![Cause::Recomputation { differ: failure.what.clone() }],
         FailureKind::OutOfMemory => match tried {
             Some(tried) => of_figures(measurement, failure, tried),
             None => vec![Cause::Peak { allocated: None, total: None, tried: None, missing: None }],

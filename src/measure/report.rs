@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::bill::Instant;
 use crate::measure::{FormatId, TierName};
 
 /// The text that a measurement was read from.
@@ -55,6 +56,17 @@ pub struct Failure {
     /// What was asked for, as the text names it: a status, a tensor's shape.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub what: Option<String>,
+    /// In which phase of the step, where the traceback says so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub at: Option<Instant>,
+}
+
+impl Failure {
+    /// A failure of which nothing else is known.
+    #[must_use]
+    pub const fn new(kind: FailureKind) -> Self {
+        Self { kind, backend: None, expandable_segments: None, what: None, at: None }
+    }
 }
 
 /// What failed.
@@ -78,6 +90,10 @@ pub enum FailureKind {
     Nccl,
     /// An inference server that found too little memory when it started.
     InferenceStart,
+    /// The machine's own memory ran out.
+    Host,
+    /// Checkpointing ran a layer again otherwise than in forward.
+    Recomputation,
 }
 
 /// A kind of device.

@@ -1,10 +1,17 @@
 //! Prediction against measurement, figure by figure.
 
+mod diagnosis;
+pub mod empirical;
+mod hypothesis;
 mod prediction;
+mod trend;
 
 use serde::{Deserialize, Serialize};
 
+pub use diagnosis::{Symptom, diagnose};
+pub use hypothesis::{Certainty, Change, Hypothesis, Reconciliation, Search, Suspect, candidates, reconcile};
 pub use prediction::{Prediction, predict};
+pub use trend::{LEAK, Trend, leak, trend};
 
 use crate::measure::{Figure, Measurement, ReadingName, TierName};
 

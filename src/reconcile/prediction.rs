@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::estimate::estimate;
-use crate::issue::{Issue, IssueKind};
+use crate::estimate::readings;
+use crate::issue::Issue;
 use crate::measure::{EvalReading, ReadingName, StepReading, Which};
 use crate::plan::Plan;
 use crate::step::readings::{Readings, StepReadings};
@@ -21,13 +21,7 @@ pub struct Prediction(pub BTreeMap<ReadingName, i64>);
 /// # Errors
 /// Every issue of the plan, one per field; the rule of thumb, which has no readings.
 pub fn predict(plan: &Plan) -> Result<Prediction, Vec<Issue>> {
-    match estimate(plan)?.readings {
-        Some(readings) => Ok(Prediction::from(&readings)),
-        None => {
-            let what = "readings of the rule of thumb".into();
-            Err(vec![Issue::new("recipe.precision", IssueKind::NotModelled { what })])
-        }
-    }
+    Ok(Prediction::from(&readings(plan)?))
 }
 
 impl From<&Readings> for Prediction {

@@ -1,5 +1,7 @@
 //! English.
 
+mod reconcile;
+
 use std::borrow::Cow;
 
 use super::{Catalogue, Label, LinkProblem, Msg, Term};

@@ -6,6 +6,7 @@
 
 mod en;
 mod picks;
+mod reconcile;
 mod recording;
 mod report;
 #[cfg(test)]
@@ -16,6 +17,7 @@ mod words;
 use std::borrow::Cow;
 
 pub use picks::PickCatalogue;
+pub use reconcile::ReconcileCatalogue;
 pub use recording::{RecordingCatalogue, Said};
 pub use report::ReportCatalogue;
 pub use words::{Label, LinkProblem, Msg, Term};

@@ -162,6 +162,16 @@ impl ReportCatalogue for English {
                 "{status}: a library’s workspace or handle found no room beside PyTorch’s cache. An index out of range can end in the same message."
             ),
             Cause::Nccl => "NCCL found no room for its buffers, which lie outside of PyTorch’s allocator.".into(),
+            Cause::Host { tried: Some(tried) } => {
+                format!("The machine’s own memory ran out: {tried} more did not fit.")
+            }
+            Cause::Host { tried: None } => "The machine’s own memory ran out, and the system ended a process.".into(),
+            Cause::Recomputation { differ: Some(differ) } => {
+                format!("Checkpointing ran a layer again under another autocast state: {differ}.")
+            }
+            Cause::Recomputation { differ: None } => {
+                "Checkpointing ran a layer again otherwise than in forward.".into()
+            }
             Cause::Inference => {
                 "An inference server that found too little memory: no training is measured here.".into()
             }
@@ -201,6 +211,12 @@ impl ReportCatalogue for English {
             }
             Cause::Driver | Cause::Library { .. } | Cause::Nccl => {
                 "Leave room beside PyTorch’s cache: a smaller micro-batch, or set_per_process_memory_fraction(0.9)."
+            }
+            Cause::Host { .. } => {
+                "Need less host memory: fewer workers of the data loader, no offload, one process that loads weights at a time."
+            }
+            Cause::Recomputation { .. } => {
+                "Run the layers again under forward’s autocast, and keep functions that do not repeat out of checkpointed parts."
             }
             Cause::Inference => "Lower what the server may take, or free the GPU before it starts.",
         }
@@ -266,6 +282,8 @@ fn head(measurement: &Measurement) -> String {
         FormatId::CudaError => "An error of the driver".into(),
         FormatId::LibraryOom => "An error of a CUDA library".into(),
         FormatId::NcclOom => "NCCL".into(),
+        FormatId::HostOom => "An error about the machine’s own memory".into(),
+        FormatId::Recomputation => "PyTorch’s checkpointing".into(),
         FormatId::XlaOom => "JAX".into(),
         FormatId::TensorflowOom => "TensorFlow".into(),
         FormatId::Vllm => "vLLM".into(),

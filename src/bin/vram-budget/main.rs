@@ -15,6 +15,7 @@ mod page;
 mod parallel_args;
 mod plan_args;
 mod probe;
+mod reconcile;
 mod record;
 mod replay;
 mod schema;
@@ -44,6 +45,7 @@ const EXAMPLES: &str = "Examples:
   vram-budget probe > machine.json
   vram-budget explain train.log
   nvidia-smi | vram-budget import -
+  vram-budget reconcile --plan plan.json measured.json
   vram-budget validate cases.jsonl";
 
 #[derive(Debug, Subcommand)]
@@ -66,6 +68,8 @@ enum Command {
     Explain(import::Args),
     /// Predict measured cases and say how far off the predictions are
     Validate(validate::Args),
+    /// Hold a measurement against a plan: what explains the difference, what it means, what to do
+    Reconcile(Box<reconcile::Args>),
     /// Replay a recorded run of the caching allocator, to the byte
     Replay(replay::Args),
     /// Read a recording of torch.cuda.memory._dump_snapshot(): who holds what, the peak, and other settings
@@ -101,6 +105,7 @@ fn main() -> ExitCode {
         Command::Import(args) => import::import(&args),
         Command::Explain(args) => import::explain(&args),
         Command::Validate(args) => validate::run(&args),
+        Command::Reconcile(args) => reconcile::run(&args),
         Command::Replay(args) => replay::run(&args),
         Command::Snapshot(args) => snapshot::run(&args),
         Command::Open(args) => page::open(&args),

@@ -316,9 +316,26 @@ fn optimizer() -> impl TypedValueParser<Value = OptimizerName> {
 }
 
 impl PlanArgs {
+    /// The plan, and the files that follow it: where `--plan` names it, all of them are files; else the first names it, as a
+    /// preset or as a plan's file.
+    pub(crate) fn plan_and_files(&self, files: &[PathBuf]) -> anyhow::Result<(Plan, Vec<PathBuf>)> {
+        let first = self.model.as_ref().filter(|_| self.plan.is_some()).map(PathBuf::from);
+        let model = self.model.as_ref().filter(|_| first.is_none());
+        let of_file = model.filter(|model| Path::new(model).extension().is_some_and(|ext| ext == "json"));
+        let path = self.plan.clone().or_else(|| of_file.map(PathBuf::from));
+        let preset = model.filter(|_| of_file.is_none()).map(String::as_str);
+        let plan = self.plan_of(path.as_deref(), preset)?;
+        Ok((plan, first.into_iter().chain(files.iter().cloned()).collect()))
+    }
+
     /// The plan that the arguments describe.
     pub(crate) fn plan(&self) -> anyhow::Result<Plan> {
-        let mut plan = match &self.plan {
+        self.plan_of(self.plan.as_deref(), self.model.as_deref())
+    }
+
+    /// The plan of a file, or a new one, with the changes that the other arguments describe.
+    fn plan_of(&self, path: Option<&Path>, model: Option<&str>) -> anyhow::Result<Plan> {
+        let mut plan = match path {
             Some(path) => read_plan(path)?,
             None => Plan {
                 version: PLAN_VERSION,
@@ -332,8 +349,8 @@ impl PlanArgs {
         };
         if let Some(path) = &self.config {
             plan.model = ModelSource::Config(read_config(path)?);
-        } else if let Some(name) = &self.model {
-            plan.model = ModelSource::Preset(name.clone());
+        } else if let Some(name) = model {
+            plan.model = ModelSource::Preset(name.to_owned());
         }
         self.change_machine(&mut plan);
         self.change_recipe(&mut plan.recipe);

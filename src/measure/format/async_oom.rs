@@ -34,11 +34,6 @@ fn read(text: &str, at: usize) -> Option<(Measurement, usize)> {
         }
     }
     message.source.as_mut()?.cut = !complete;
-    message.failure = Some(Failure {
-        kind: FailureKind::OutOfMemory,
-        backend: Some(Backend::Cuda),
-        expandable_segments: None,
-        what: None,
-    });
+    message.failure = Some(Failure { backend: Some(Backend::Cuda), ..Failure::new(FailureKind::OutOfMemory) });
     Some((message, text.len() - cursor.rest.len()))
 }

@@ -20,7 +20,6 @@ pub(super) const KIND: Kind = Kind {
 fn read(text: &str, at: usize) -> Option<(Measurement, usize)> {
     let mut message = Measurement::of(Source::new(FormatId::CudaError));
     let backend = if text[at..].starts_with("HIP") { Backend::Hip } else { Backend::Cuda };
-    message.failure =
-        Some(Failure { kind: FailureKind::Driver, backend: Some(backend), expandable_segments: None, what: None });
+    message.failure = Some(Failure { backend: Some(backend), ..Failure::new(FailureKind::Driver) });
     Some((message, at + "HIPerror:".len()))
 }

@@ -20,11 +20,6 @@ pub(super) const KIND: Kind = Kind {
 fn read(text: &str, at: usize) -> Option<(Measurement, usize)> {
     let len = text[at..].bytes().take_while(|b| b.is_ascii_uppercase() || *b == b'_').count();
     let mut message = Measurement::of(Source::new(FormatId::LibraryOom));
-    message.failure = Some(Failure {
-        kind: FailureKind::Library,
-        backend: None,
-        expandable_segments: None,
-        what: Some(text[at..at + len].to_owned()),
-    });
+    message.failure = Some(Failure { what: Some(text[at..at + len].to_owned()), ..Failure::new(FailureKind::Library) });
     Some((message, at + len))
 }

@@ -3,8 +3,9 @@
 //! Consoles wrap messages in the middle of a word, launchers put marks in front of each line, several processes write
 //! at the same time. So the text of each process is looked at on its own and without any white space.
 
+use crate::bill::Instant;
 use crate::measure::format::text::{Found, Line, LineReader, floor, squeeze};
-use crate::measure::format::{async_oom, cuda_error, library, mps, nccl, oom, tensorflow, vllm, xla};
+use crate::measure::format::{async_oom, cuda_error, host, library, mps, nccl, oom, recompute, tensorflow, vllm, xla};
 use crate::measure::{FormatId, Measurement, Reading};
 
 /// A kind of message.
@@ -17,7 +18,7 @@ pub(super) struct Kind {
 }
 
 /// Every kind, the more particular first.
-const KINDS: [Kind; 9] = [
+const KINDS: [Kind; 11] = [
     async_oom::KIND,
     mps::KIND,
     oom::KIND,
@@ -27,6 +28,8 @@ const KINDS: [Kind; 9] = [
     vllm::KIND,
     library::KIND,
     cuda_error::KIND,
+    host::KIND,
+    recompute::KIND,
 ];
 
 /// What opens a message: one of these stands in or before every text that [`KINDS`] read.
@@ -45,7 +48,28 @@ const OPENERS: [&str; 13] = [
     "total_gpu_memory",
     "Freememoryondevice",
 ];
-const MORE_OPENERS: [&str; 2] = ["Noavailablememoryforthecacheblocks", "preemptivelyrejected"];
+const MORE_OPENERS: [&str; 9] = [
+    "Noavailablememoryforthecacheblocks",
+    "preemptivelyrejected",
+    "can'tallocatememory",
+    "notenoughmemory",
+    "iskilledbysignal",
+    "exitcode:-9",
+    "Signal9(SIGKILL)",
+    "havedifferentmetadata",
+    "Adifferentnumberoftensors",
+];
+
+/// What a line of a traceback says about where it goes through: the innermost that is known counts. Layers that checkpointing
+/// runs again belong to the backward that they are run in.
+const FRAMES: [(&str, Instant); 6] = [
+    ("/torch/autograd/", Instant::Backward),
+    (".backward(", Instant::Backward),
+    ("/torch/optim/", Instant::Step),
+    ("/bitsandbytes/optim/", Instant::Step),
+    ("optimizer.step(", Instant::Step),
+    ("/torch/nn/modules/module.py", Instant::Forward),
+];
 
 /// The longest message with what belongs to it.
 const LONGEST: usize = 16 << 10;
@@ -64,6 +88,8 @@ struct Stream {
     text: String,
     /// Where the open message starts: its line, and how many lines it has.
     open: Option<(u64, u32)>,
+    /// Where the last traceback goes through.
+    at: Option<Instant>,
 }
 
 /// What messages belong together: the kind, the launcher's mark, and the GPU where there is no mark.
@@ -79,11 +105,28 @@ pub(super) struct Messages {
     messages: Vec<(u64, Key, Measurement)>,
 }
 
+impl Stream {
+    /// Follows a traceback, until a message has begun.
+    fn frame(&mut self, line: &str) {
+        if self.open.is_some() {
+            return;
+        }
+        if line.starts_with("Traceback (most recent call last)") {
+            self.at = None;
+        }
+        let frame = FRAMES.iter().find(|(mark, _)| line.contains(mark));
+        if let Some((_, at)) = frame.filter(|_| self.at != Some(Instant::Backward)) {
+            self.at = Some(*at);
+        }
+    }
+}
+
 impl LineReader for Messages {
     fn line(&mut self, line: &Line<'_>, _: &mut Found) {
         let at = self.stream(line);
         let stream = &mut self.streams[at];
         let seen = stream.text.len();
+        stream.frame(line.rest);
         squeeze(line.rest, &mut stream.text);
         if stream.open.is_none() {
             let from = floor(&stream.text, seen.saturating_sub(40));
@@ -106,15 +149,15 @@ impl LineReader for Messages {
                 text.split_off(goes_on.map_or(text.len(), |at| floor(&text, (tail + at).saturating_sub(BEFORE))));
             stream.open = goes_on.map(|_| (line.number, 0));
             stream.text = rest;
-            let (process, rank) = (stream.process.clone(), stream.rank);
-            self.read(&text, first, &process, rank);
+            let (process, rank, phase) = (stream.process.clone(), stream.rank, stream.at);
+            self.read(&text, first, &process, rank, phase);
         }
     }
 
     fn finish(&mut self, found: &mut Found) {
         for stream in core::mem::take(&mut self.streams) {
             if let Some((first, _)) = stream.open {
-                self.read(&stream.text, first, &stream.process, stream.rank);
+                self.read(&stream.text, first, &stream.process, stream.rank, stream.at);
             }
         }
         found.extend(core::mem::take(&mut self.messages).into_iter().map(|(line, _, message)| (line, message)));
@@ -135,7 +178,7 @@ impl Messages {
                 Some(at) => at,
                 None if self.streams.len() < MOST_PROCESSES => {
                     let process = line.rank.map_or_else(|| line.process.to_owned(), |rank| format!("rank {rank}"));
-                    self.streams.push(Stream { process, rank: line.rank, text: String::new(), open: None });
+                    self.streams.push(Stream { process, rank: line.rank, text: String::new(), open: None, at: None });
                     self.streams.len() - 1
                 }
                 None => 0,
@@ -145,7 +188,7 @@ impl Messages {
     }
 
     /// Reads every message of `text`.
-    fn read(&mut self, text: &str, line: u64, process: &str, rank: Option<u32>) {
+    fn read(&mut self, text: &str, line: u64, process: &str, rank: Option<u32>, phase: Option<Instant>) {
         // Every mark once, in the order of the text; of those at one place the first kind.
         let mut marks: Vec<(usize, usize, usize)> = Vec::new();
         for (kind, Kind { marks: of_kind, .. }) in KINDS.iter().enumerate() {
@@ -160,7 +203,10 @@ impl Messages {
                 continue;
             }
             match (KINDS[kind].read)(text, at) {
-                Some((message, end)) => {
+                Some((mut message, end)) => {
+                    if let Some(failure) = &mut message.failure {
+                        failure.at = phase;
+                    }
                     from = end.max(at + len);
                     self.keep(message, KINDS[kind].id, line, process, rank);
                 }

@@ -7,6 +7,7 @@ mod csv;
 mod cuda_error;
 mod deepspeed;
 mod document;
+mod host;
 mod library;
 mod literal;
 mod memory_stats;
@@ -16,6 +17,7 @@ mod mps;
 mod nccl;
 mod oom;
 mod reader;
+mod recompute;
 mod rocm_smi;
 mod script;
 mod series;
@@ -62,6 +64,10 @@ pub enum FormatId {
     LibraryOom,
     /// NCCL's failed buffers.
     NcclOom,
+    /// The machine's own memory that ran out.
+    HostOom,
+    /// Checkpointing that ran a layer again otherwise.
+    Recomputation,
     /// JAX's message.
     XlaOom,
     /// TensorFlow's messages.

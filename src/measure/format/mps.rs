@@ -28,11 +28,6 @@ fn read(text: &str, at: usize) -> Option<(Measurement, usize)> {
     source.cut = message.readings.len() < fields.len();
     source.pytorch_from = Some(if binary { "2.7" } else { "1.12" }.into());
     source.pytorch_to = (!binary).then(|| "2.6".into());
-    message.failure = Some(Failure {
-        kind: FailureKind::OutOfMemory,
-        backend: Some(Backend::Mps),
-        expandable_segments: None,
-        what: None,
-    });
+    message.failure = Some(Failure { backend: Some(Backend::Mps), ..Failure::new(FailureKind::OutOfMemory) });
     (!message.readings.is_empty()).then(|| (message, text.len() - cursor.rest.len()))
 }

@@ -41,6 +41,6 @@ fn read(text: &str, at: usize) -> Option<(Measurement, usize)> {
         message.readings.push(exact(ReadingName::Reported(Reported::Tried), bytes));
         end = at + len;
     }
-    message.failure = Some(Failure { kind: FailureKind::Nccl, backend: None, expandable_segments: None, what: None });
+    message.failure = Some(Failure::new(FailureKind::Nccl));
     Some((message, end))
 }

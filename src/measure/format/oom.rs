@@ -36,7 +36,7 @@ fn read_message(text: &str, at: usize) -> Option<(Measurement, usize)> {
     let backend = backend(head);
     let mut cursor = Cursor::new(&text[at..]);
     let mut message = Measurement::of(Source::new(FormatId::PytorchOom));
-    let mut failure = Failure { kind: FailureKind::OutOfMemory, backend, expandable_segments: None, what: None };
+    let mut failure = Failure { backend, ..Failure::new(FailureKind::OutOfMemory) };
     let versions;
     if cursor.eat("Allocationwaspreemptivelyrejected") {
         failure.kind = FailureKind::OverLimit;

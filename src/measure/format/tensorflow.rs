@@ -90,7 +90,7 @@ fn read(text: &str, at: usize) -> Option<(Measurement, usize)> {
         message.readings.extend(readings.filter_map(|(name, bytes)| Some(exact(name, bytes?))));
         message.counts.extend(count.map(|count| ("NumAllocs".to_owned(), count)));
     }
-    message.failure = Some(Failure { kind: FailureKind::OutOfMemory, backend: None, expandable_segments: None, what });
+    message.failure = Some(Failure { what, ..Failure::new(FailureKind::OutOfMemory) });
     Some((message, text.len() - cursor.rest.len()))
 }
 

@@ -68,8 +68,7 @@ fn read(text: &str, at: usize) -> Option<(Measurement, usize)> {
         end = at + here.find("modelweightstake").map_or(1, |at| at + 1);
     }
     if failed {
-        message.failure =
-            Some(Failure { kind: FailureKind::InferenceStart, backend: None, expandable_segments: None, what: None });
+        message.failure = Some(Failure::new(FailureKind::InferenceStart));
     }
     Some((message, end))
 }

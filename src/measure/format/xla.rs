@@ -39,8 +39,7 @@ fn read(text: &str, at: usize) -> Option<(Measurement, usize)> {
         }
         message.buffers = buffers_of(buffers);
     }
-    message.failure =
-        Some(Failure { kind: FailureKind::OutOfMemory, backend: None, expandable_segments: None, what: None });
+    message.failure = Some(Failure::new(FailureKind::OutOfMemory));
     Some((message, text.len() - cursor.rest.len() + if own.contains("BufferAssignment") { end } else { 0 }))
 }
 

@@ -1,0 +1,244 @@
+//! What explains the difference between a prediction and a measurement.
+
+use super::English;
+use crate::plan::Plan;
+use crate::recipe::{Checkpointing, Loss, ZeroGrad};
+use crate::reconcile::{Certainty, Change, Hypothesis, Reconciliation, Suspect, Symptom, Trend};
+use crate::text::{Catalogue, ReconcileCatalogue};
+use crate::units::Bytes;
+
+impl ReconcileCatalogue for English {
+    fn residual(&self, found: &Reconciliation) -> String {
+        let count = found.compared;
+        let figures = if count == 1 { "1 figure".to_owned() } else { format!("{count} figures") };
+        match found.residual {
+            None if count == 0 => "No figure of it is predicted: nothing can be compared.".into(),
+            None => format!("{figures} compared: as predicted."),
+            Some((name, predicted, measured)) => format!(
+                "{figures} compared. Furthest off: {}, predicted {}, measured {}.",
+                self.reading(name).to_lowercase(),
+                signed(predicted),
+                signed(measured)
+            ),
+        }
+    }
+
+    fn change(&self, change: Change) -> String {
+        let yes_no = |yes: bool, what: &str, not: &str| (if yes { what } else { not }).to_owned();
+        match change {
+            Change::Precision(precision) => format!("precision {}", precision.name()),
+            Change::Attention(attention) => format!("attention {}", self.attention(attention)),
+            Change::SdpaBackend(Some(backend)) => format!("sdpa’s backend {}", self.sdpa_backend(backend)),
+            Change::SdpaBackend(None) => "the backend of sdpa that PyTorch chooses".into(),
+            Change::Checkpointing(Checkpointing::None) => "no checkpointing".into(),
+            Change::Checkpointing(Checkpointing::Every(k)) => format!("checkpointing of one layer in {k}"),
+            Change::Checkpointing(mode) => format!("checkpointing {}", self.checkpointing(mode)),
+            Change::Optimizer(name) => self.optimizer(name).into(),
+            Change::Momentum(momentum) => yes_no(momentum > 0.0, "momentum", "no momentum"),
+            Change::Implementation(one) => format!("the {} implementation of the optimizer", self.implementation(one)),
+            Change::InBackward(yes) => yes_no(yes, "the optimizer in backward", "the optimizer after backward"),
+            Change::Clip(yes) => yes_no(yes, "clipped gradients", "gradients that are not clipped"),
+            Change::ZeroGrad(ZeroGrad::None) => "gradients freed between steps".into(),
+            Change::ZeroGrad(ZeroGrad::Zero) => "gradients kept and zeroed between steps".into(),
+            Change::ZeroGrad(ZeroGrad::AfterForward) => "gradients freed between forward and backward".into(),
+            Change::GradAccum(1) => "one micro-batch a step".into(),
+            Change::GradAccum(n) => format!("{n} micro-batches a step"),
+            Change::Loss(Loss::Hf) => "the logits of all tokens at once".into(),
+            Change::Loss(Loss::Chunked(n)) => format!("the loss in {n} pieces"),
+            Change::Loss(Loss::ChunkedOutputs(n)) => format!("the logits in {n} pieces"),
+            Change::Loss(Loss::LogitsToKeep(n)) => format!("the logits of the last {n} tokens"),
+            Change::Liger(yes) => yes_no(yes, "Liger’s kernels", "no kernels of Liger’s"),
+            Change::KeepOutputs(yes) => {
+                yes_no(yes, "a loop that keeps the outputs through backward", "a loop that lets the outputs go")
+            }
+            Change::MicroBatch(n) => format!("micro-batch {n}"),
+            Change::SeqLen(n) => format!("{n} tokens a sequence"),
+            Change::LoraRank(Some(rank)) => format!("adapters of rank {rank}"),
+            Change::LoraRank(None) => "every weight trained".into(),
+            Change::LoraEverywhere => "adapters on every linear layer".into(),
+            Change::WorkspaceKept(yes) => {
+                yes_no(yes, "cuBLAS workspaces that are kept", "cuBLAS workspaces that are freed after each call")
+            }
+            Change::Pytorch(version) => format!("PyTorch {version}"),
+            Change::Transformers(version) => format!("transformers {version}"),
+            Change::ExpandableSegments(yes) => yes_no(yes, "expandable segments", "no expandable segments"),
+        }
+    }
+
+    fn suspect(&self, suspect: &Suspect, plan: &Plan) -> String {
+        match suspect {
+            Suspect::Change(change) => {
+                let now = change.in_plan(plan).filter(|now| now != change);
+                let not = now.map(|now| format!(", not {}", self.change(now))).unwrap_or_default();
+                format!("Your numbers fit {}{not}.", self.change(*change))
+            }
+            Suspect::Outside { bytes } => format!(
+                "The process holds {bytes} outside of PyTorch’s allocator: its context, communicators, other libraries."
+            ),
+            Suspect::OtherProcesses { bytes } => format!("Other processes hold {bytes} of the card."),
+            Suspect::Fragmentation { bytes } => {
+                format!("Fragmentation: {bytes} more are reserved than steps of one shape need.")
+            }
+            Suspect::Holder { bytes } => format!(
+                "A hidden holder: {bytes} more are alive at every instant, such as a second model or tensors that are kept."
+            ),
+        }
+    }
+
+    fn certainty(&self, certainty: Certainty) -> &'static str {
+        match certainty {
+            Certainty::High => "high confidence",
+            Certainty::Likely => "likely",
+            Certainty::Possible => "possible",
+        }
+    }
+
+    fn support(&self, hypothesis: &Hypothesis) -> String {
+        let Hypothesis { explained, left, contradicts, confidence, .. } = hypothesis;
+        let mut said = format!(
+            "{} ({:.0} %): explains {:.0} % of the difference",
+            self.certainty(hypothesis.certainty()),
+            // What is not certain is not called so.
+            (confidence * 100.0).floor(),
+            (explained * 100.0).floor(),
+        );
+        if *left != 0 {
+            said += &format!(" and leaves {} of that figure", signed(*left));
+        }
+        match contradicts.as_slice() {
+            [] => {}
+            [one] => said += &format!("; makes worse: {}", self.reading(*one).to_lowercase()),
+            [one, more @ ..] => {
+                said += &format!("; makes worse: {} and {} more", self.reading(*one).to_lowercase(), more.len());
+            }
+        }
+        said + "."
+    }
+
+    fn symptom(&self, symptom: &Symptom) -> String {
+        match symptom {
+            Symptom::Gap { gap, cached: Some(cached) } => {
+                let outside = gap.saturating_sub(*cached);
+                format!(
+                    "The process holds {gap} more than its tensors: {cached} are PyTorch’s cache, {outside} lie outside of it."
+                )
+            }
+            Symptom::Gap { gap, cached: None } => {
+                format!("The process holds {gap} more than its tensors: PyTorch’s cache, and what lies outside of it.")
+            }
+            Symptom::BackwardPeak { forward, peak } => format!(
+                "Backward peaks at {peak}, {:.1} times the {forward} that forward leaves: intermediates are kept for it.",
+                peak.as_f64() / forward.as_f64().max(1.0)
+            ),
+            Symptom::OutInStep => {
+                "Memory ran out in optimizer.step(): its temporaries come on top of weights, gradients and states."
+                    .into()
+            }
+            Symptom::Uneven { least, most } => {
+                format!("The ranks hold {least} to {most}, more than 5 % apart: their data or their share is uneven.")
+            }
+            Symptom::FragmentationGrows { from, to, steps } => format!(
+                "Fragmentation grows: {:.0} % of what is reserved was unused, and {:.0} % is after {steps} steps, as with shapes that vary.",
+                from * 100.0,
+                to * 100.0
+            ),
+            Symptom::Leak(Trend { slope, within: [low, high], steps }) => format!(
+                "A leak: allocated memory grows by {:.1} MB a step ({:.1} to {:.1}) over {steps} steps.",
+                slope / 1e6,
+                low / 1e6,
+                high / 1e6
+            ),
+            Symptom::OtherProcesses { held, count: 1 } => format!("Another process holds {held} of the card."),
+            Symptom::OtherProcesses { held, count } => format!("{count} other processes hold {held} of the card."),
+            Symptom::OutAtStart { step } => {
+                format!("Memory ran out at the start, after step {step}: the job as it is does not fit.")
+            }
+            Symptom::OutAfterHours { step, grown: Some(grown) } => {
+                format!(
+                    "Memory ran out after step {step}, having grown by {grown} until then: the job fitted at first."
+                )
+            }
+            Symptom::OutAfterHours { step, grown: None } => {
+                format!("Memory ran out after step {step}: the job fitted until a step that needed more.")
+            }
+            Symptom::Limit { allowed, free } => {
+                let allowed = allowed.map_or_else(String::new, |allowed| format!(" of {allowed}"));
+                let free = free.map_or_else(String::new, |free| format!(" while {free} of the card were free"));
+                format!("A limit{allowed} that someone set was reached{free}.")
+            }
+            Symptom::HostOutOfMemory => "The machine’s own memory ran out, not the card’s.".into(),
+            Symptom::Recomputation { autocast: true, what } => {
+                let what = what.as_deref().map_or_else(String::new, |what| format!(": {what}"));
+                format!("Autocast was on in forward or in recomputation alone{what}.")
+            }
+            Symptom::Recomputation { autocast: false, .. } => {
+                "Checkpointing ran a layer again and it saved other tensors than in forward.".into()
+            }
+        }
+    }
+
+    fn check(&self, symptom: &Symptom) -> &'static str {
+        match symptom {
+            Symptom::Gap { .. } => "Compare nvidia-smi with torch.cuda.memory_reserved(), or take a memory_snapshot().",
+            Symptom::BackwardPeak { .. } => "Hooks on each module show which one keeps the most.",
+            Symptom::OutInStep => {
+                "Read max_memory_allocated() before and after the step, with reset_peak_memory_stats()."
+            }
+            Symptom::Uneven { .. } => "Print memory and batch shape for each rank.",
+            Symptom::FragmentationGrows { .. } => "Watch reserved less allocated from step to step.",
+            Symptom::Leak(_) => "Compare memory_allocated() before and after a step of the same shape.",
+            Symptom::OtherProcesses { .. } => "nvidia-smi lists each process and its owner.",
+            Symptom::OutAtStart { .. } => "Hold the plan against the card: the bill says which part is too large.",
+            Symptom::OutAfterHours { .. } => {
+                "Log allocated and reserved memory with the batch’s shape: growth is a leak or fragmentation, a single jump is a longer batch or an evaluation."
+            }
+            Symptom::Limit { .. } => "Look for set_per_process_memory_fraction, a MIG slice, a watermark ratio.",
+            Symptom::HostOutOfMemory => {
+                "dmesg names the process that was ended; watch its resident memory, as with mprof."
+            }
+            Symptom::Recomputation { .. } => "set_checkpoint_debug_enabled(True) prints the operations of both passes.",
+        }
+    }
+
+    fn remedy(&self, symptom: &Symptom) -> &'static str {
+        match symptom {
+            Symptom::Gap { .. } => "Keep about 2 GB of the card free for context, communication buffers and cache.",
+            Symptom::BackwardPeak { .. } => "Checkpoint activations, or halve the micro-batch and accumulate.",
+            Symptom::OutInStep => {
+                "Use the fused implementation, which holds no temporaries; shard the states; empty the cache before the step."
+            }
+            Symptom::Uneven { .. } => "Make the loader give every rank batches of the same size and length.",
+            Symptom::FragmentationGrows { .. } => "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.",
+            Symptom::Leak(_) => {
+                "Keep no tensors that carry a graph: log loss.item(), detach what is collected, clear lists and caches."
+            }
+            Symptom::OtherProcesses { .. } => {
+                "End them, or choose another GPU, or enter what they hold as memory in use."
+            }
+            Symptom::OutAtStart { .. } => "Lower the rigid cost or the micro-batch: checkpointing, adapters, sharding.",
+            Symptom::OutAfterHours { .. } => {
+                "Put the longest batch first so that it fails at once; set expandable_segments:True; close what leaks."
+            }
+            Symptom::Limit { .. } => "Raise the limit, or plan for it as the card’s memory.",
+            Symptom::HostOutOfMemory => {
+                "Use fewer workers of the data loader and less offload, and let one process a time load weights."
+            }
+            Symptom::Recomputation { autocast: true, .. } => {
+                "Enter autocast outside of checkpoint(), around the whole forward, so that recomputation runs under the same state."
+            }
+            Symptom::Recomputation { autocast: false, .. } => {
+                "Keep functions that do not repeat out of checkpointed parts: random choices, caches, conditions on state."
+            }
+        }
+    }
+
+    fn unexplained(&self, bytes: i64) -> String {
+        format!("Nothing we know explains {}.", Bytes(bytes.unsigned_abs()))
+    }
+}
+
+/// A byte count with its sign.
+fn signed(bytes: i64) -> String {
+    let size = Bytes(bytes.unsigned_abs());
+    if bytes < 0 { format!("−{size}") } else { size.to_string() }
+}

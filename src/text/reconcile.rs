@@ -1,0 +1,39 @@
+//! What is said of a measurement beside a prediction: what explains the difference. A catalogue of its own, as
+//! [`super::ReportCatalogue`].
+
+use crate::plan::Plan;
+use crate::reconcile::{Certainty, Change, Hypothesis, Reconciliation, Suspect, Symptom};
+use crate::text::Locale;
+use crate::text::en::English;
+
+/// What one language says. Every method is one idea; none has a default.
+pub trait ReconcileCatalogue: Sync {
+    /// How many figures are as predicted, and which is furthest off, as sentences.
+    fn residual(&self, found: &Reconciliation) -> String;
+    /// A value of a plan's field, as a noun phrase: `precision amp_bf16`.
+    fn change(&self, change: Change) -> String;
+    /// A suspect, as a sentence that says it is so; `plan` is what the measurement was held against.
+    fn suspect(&self, suspect: &Suspect, plan: &Plan) -> String;
+    /// How far it can be trusted, as words before a noun: `high confidence`.
+    fn certainty(&self, certainty: Certainty) -> &'static str;
+    /// How much of the difference it explains, how far it can be trusted, and what it makes worse.
+    fn support(&self, hypothesis: &Hypothesis) -> String;
+    /// What is seen, with its figures, as a sentence.
+    fn symptom(&self, symptom: &Symptom) -> String;
+    /// How to make sure of it, as a sentence.
+    fn check(&self, symptom: &Symptom) -> &'static str;
+    /// What to do about it, as a sentence.
+    fn remedy(&self, symptom: &Symptom) -> &'static str;
+    /// What nothing known explains, as a sentence.
+    fn unexplained(&self, bytes: i64) -> String;
+}
+
+impl Locale {
+    /// Its words for what explains a difference.
+    #[must_use]
+    pub fn reconcile(self) -> &'static dyn ReconcileCatalogue {
+        match self {
+            Self::En => &English,
+        }
+    }
+}
