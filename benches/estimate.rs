@@ -1,4 +1,5 @@
-//! Time of one estimate of the page's example, a model of 32 layers: `cargo bench --bench estimate`.
+//! Time of one estimate of the page's example, a model of 32 layers: `cargo bench --bench estimate`, and of one of its
+//! parts: `cargo bench --bench estimate -- walk`.
 #![allow(clippy::unwrap_used, clippy::print_stdout, missing_docs)]
 #![allow(clippy::disallowed_methods, reason = "a benchmark reads a clock")]
 
@@ -14,6 +15,9 @@ const TIME: Duration = Duration::from_secs(1);
 
 /// Runs `run` again and again and says how long the fastest and the median run took.
 fn time(name: &str, run: impl Fn()) {
+    if std::env::args().skip(1).any(|part| !part.starts_with('-') && !name.starts_with(&part)) {
+        return;
+    }
     let mut all = Vec::new();
     let start = Instant::now();
     while start.elapsed() < TIME {

@@ -89,12 +89,14 @@ impl Kind {
     fn line(&self, count: u64, provenance: &Provenance) -> Line {
         let dims = || self.dims.iter().filter(|d| d.n != 1 || d.sym.symbols().next().is_some());
         let symbol = |d: &Dim| match letters(d.sym.symbols()) {
-            none if none.is_empty() => d.n.to_string(),
+            none if none.is_empty() => { d.n }.to_string(),
             letters => letters,
         };
         let [formula, numbers] = match &self.written {
             Some(written) => (**written).clone(),
-            None => [product(self.element, dims().map(symbol)), product(self.element, dims().map(|d| d.n.to_string()))],
+            None => {
+                [product(self.element, dims().map(symbol)), product(self.element, dims().map(|d| { d.n }.to_string()))]
+            }
         };
         Line {
             label: format!("{}: {}", self.scope, self.op),

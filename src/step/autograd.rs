@@ -13,7 +13,14 @@ use crate::step::tape::Tape;
 use crate::step::tensor::{Dtype, Tensor};
 
 /// Gradients, one per input of a node's operation; none where the input needs none.
-pub type Grads = Vec<Option<Tensor>>;
+pub type Grads = [Option<Tensor>; MAX_INPUTS];
+
+/// The gradients of an operation's first inputs.
+pub(crate) fn grads_of<const N: usize>(first: [Option<Tensor>; N]) -> Grads {
+    const { assert!(N <= MAX_INPUTS) };
+    let mut first = first.into_iter();
+    core::array::from_fn(|_| first.next().flatten())
+}
 
 type Apply = Box<dyn FnMut(&Tape, &[Option<Tensor>]) -> Grads>;
 
@@ -59,7 +66,7 @@ impl fmt::Debug for Gradient {
 }
 
 /// The most inputs that an operation with a backward has.
-const MAX_INPUTS: usize = 4;
+pub const MAX_INPUTS: usize = 4;
 
 /// Where the gradients of an operation's inputs go.
 type Edges = [Option<Edge>; MAX_INPUTS];
@@ -305,7 +312,7 @@ fn run(tape: &Tape, roots: Vec<(Edge, Tensor)>) {
         let apply = node.apply.take();
         let Some(mut apply) = apply else { continue };
         let others = node.others.take();
-        let (mut one, mut all) = ([first], Grads::new());
+        let (mut one, mut all) = ([first], Vec::new());
         let inputs = if others.is_empty() {
             one.as_slice()
         } else {
@@ -358,10 +365,14 @@ fn count_dependencies(root: &Rc<Node>) {
 
 /// The gradient as the edge's end wants it: summed over broadcast dimensions, cast to its dtype (`validate_outputs`).
 fn validated(tape: &Tape, edge: &Edge, grad: Tensor) -> Tensor {
-    let Some((shape, dtype)) = edge.node.with_output(edge.output, |o| (o.shape, o.dtype)) else { return grad };
+    let wanted = |o: &mut Output| ((!grad.shape().same_sizes(&o.shape)).then_some(o.shape), o.dtype);
+    let Some((sizes, dtype)) = edge.node.with_output(edge.output, wanted) else { return grad };
     // A function's return value: the unsummed gradient is gone before the cast.
-    let summed = |grad: Tensor| tape.sum_to(&grad, &shape);
-    let grad = if grad.shape().same_sizes(&shape) { grad } else { summed(grad) };
+    let summed = |grad: Tensor, sizes| tape.sum_to(&grad, &sizes);
+    let grad = match sizes {
+        None => grad,
+        Some(sizes) => summed(grad, sizes),
+    };
     if grad.dtype() == dtype { grad } else { tape.cast_raw(&grad, dtype) }
 }
 
@@ -422,7 +433,7 @@ impl Tape {
         }
         r.finish(x.alias(*x.shape()), move |tape, grads| {
             hook(tape);
-            grads.to_vec()
+            grads_of([grads.first().cloned().flatten()])
         })
     }
 }

@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 use std::rc::{Rc, Weak};
 
 use crate::bill::Part;
-use crate::step::autograd::{Edge, Recorder, backward_all};
+use crate::step::autograd::{Edge, Grads, Recorder, backward_all, grads_of};
 use crate::step::shape::Shape;
 use crate::step::tape::Tape;
 use crate::step::tensor::{Dtype, Tensor};
@@ -263,16 +263,12 @@ pub(crate) fn reentrant(tape: &Tape, inputs: &[Tensor], layer: Layer) -> Vec<Ten
     let autocast = tape.autocast();
     r.finish_many(outs, move |t, grads| {
         let mut inputs: Vec<Tensor> = saved.iter().filter_map(|input| input.unpack(t)).collect();
-        let Some(hidden) = inputs.first_mut() else { return Vec::new() };
+        let Some(hidden) = inputs.first_mut() else { return Grads::default() };
         let (leaf, gradient) = Recorder::force(hidden);
         *hidden = leaf;
         let outs = t.with_grad(true, || t.with_autocast(autocast, || layer(t, &inputs)));
         let roots = outs.iter().zip(grads).filter_map(|(out, grad)| Some((out.edge()?, grad.clone()?)));
         backward_all(t, roots.collect());
-        let mut grads: Vec<Option<Tensor>> = inputs.iter().map(|_| None).collect();
-        if let Some(of_hidden) = grads.first_mut() {
-            *of_hidden = gradient.tensor.take();
-        }
-        grads
+        grads_of([gradient.tensor.take()])
     })
 }

@@ -255,13 +255,17 @@ impl Default for Log {
 impl Log {
     /// Notes an allocation and returns its number; [`Log::register`] says more.
     pub(crate) fn alloc(&self, shape: &Shape, element: u64, of: Belongs, op: &'static str) -> u32 {
-        let id = self.register(shape, element, of, op);
-        self.provide(id);
+        let id = self.add(shape, element, of, op, 1);
+        self.push(Event::Alloc(id));
         id
     }
 
     /// Notes a storage that has no memory yet, and returns its number. A size past 2⁵³ bytes sets [`Log::overflowed`] and counts as zero.
     pub(crate) fn register(&self, shape: &Shape, element: u64, of: Belongs, op: &'static str) -> u32 {
+        self.add(shape, element, of, op, 1 | ABSENT)
+    }
+
+    fn add(&self, shape: &Shape, element: u64, of: Belongs, op: &'static str, shares: u32) -> u32 {
         let Belongs { part, layer, scope, stream } = of;
         let bytes = shape.numel().and_then(|n| n.checked_mul(element)).filter(|&b| b <= MAX_DOCUMENT_BYTES);
         if bytes.is_none() {
@@ -274,7 +278,7 @@ impl Log {
             return 0;
         };
         tensors.push(TensorInfo { bytes: Bytes(bytes.unwrap_or(0)), element, dims, part, layer, scope, op, stream });
-        self.shares.borrow_mut().push(1 | ABSENT);
+        self.shares.borrow_mut().push(shares);
         id
     }
 

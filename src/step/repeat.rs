@@ -39,7 +39,7 @@ pub(crate) fn is_repeatable(walk: &Walk) -> bool {
     let middle = walk.middle;
     let (mut phase, mut layer) = (0u32, 0);
     // In which phase a tensor is freed, and whether by a layer.
-    let mut freed = vec![(0, false); walk.tensors.len()];
+    let mut freed = vec![(0u32, false); walk.tensors.len()];
     for event in &walk.events {
         match *event {
             Event::Enter(_) | Event::Mark(_) => phase += 1,
@@ -54,20 +54,23 @@ pub(crate) fn is_repeatable(walk: &Walk) -> bool {
         }
     }
     // The tensors of the middle layer and of its neighbours.
-    let mut around = [const { Vec::new() }; 3];
-    for (t, freed) in walk.tensors.iter().zip(freed) {
+    let mut around = [(); 3].map(|()| Vec::with_capacity(walk.tensors.len() / 2));
+    for (at, t) in (0u32..).zip(&walk.tensors) {
         if let Some(layer) = around.get_mut((t.layer + 1).wrapping_sub(middle) as usize) {
-            layer.push(((t.bytes, t.part), freed));
+            layer.push(at);
         }
     }
     let [before, own, after] = around;
-    let like_middle = |others: &[_], may_be_early: bool| {
+    let like_middle = |others: &[u32], may_be_early: bool| {
         others.len() == own.len()
-            && own.iter().zip(others).all(|((what, (phase, by_layer)), (other, (its_phase, _)))| {
+            && own.iter().zip(others).all(|(&own, &other)| {
+                let (own, other) = (own as usize, other as usize);
+                let ((phase, by_layer), (its_phase, _)) = (freed[own], freed[other]);
                 // What the last layer gives back early, as its output, is gone in the others too where it stands for them:
                 // while the first layers are walked.
-                let early = may_be_early && *by_layer && 0 < *its_phase && its_phase < phase;
-                other == what && (its_phase == phase || early)
+                let early = may_be_early && by_layer && 0 < its_phase && its_phase < phase;
+                let (own, other) = (&walk.tensors[own], &walk.tensors[other]);
+                (other.bytes, other.part) == (own.bytes, own.part) && (its_phase == phase || early)
             })
     };
     like_middle(&before, false) && like_middle(&after, true)

@@ -88,8 +88,9 @@ impl Sym {
     }
 }
 
-/// A dimension: how many, and what it is called.
+/// A dimension: how many, and what it is called. Three words, for a shape is copied with every tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(C, packed(4))]
 pub struct Dim {
     /// How many.
     pub n: u64,
@@ -129,9 +130,9 @@ pub const MAX_RANK: usize = 5;
 /// Sizes and strides, in elements, outermost first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
-    rank: usize,
-    dims: [Dim; MAX_RANK],
     strides: [u64; MAX_RANK],
+    dims: [Dim; MAX_RANK],
+    rank: u32,
 }
 
 impl Shape {
@@ -140,8 +141,10 @@ impl Shape {
     pub fn new(dims: &[Dim]) -> Self {
         debug_assert!(dims.len() <= MAX_RANK);
         let mut shape = Self { rank: 0, dims: [Dim::plain(1); MAX_RANK], strides: [1; MAX_RANK] };
-        shape.rank = dims.len().min(MAX_RANK);
-        shape.dims[..shape.rank].copy_from_slice(&dims[..shape.rank]);
+        for (to, dim) in shape.dims.iter_mut().zip(dims) {
+            *to = *dim;
+            shape.rank += 1;
+        }
         shape.make_contiguous();
         shape
     }
@@ -154,10 +157,20 @@ impl Shape {
         }
     }
 
+    /// Whether the strides are those of [`Shape::new`], of dimensions of size 1 too.
+    fn lies_as_made(&self) -> bool {
+        let mut stride = 1u64;
+        (0..self.rank()).rev().all(|i| {
+            let made = self.strides[i] == stride;
+            stride = stride.saturating_mul(self.dims[i].n.max(1));
+            made
+        })
+    }
+
     /// How many dimensions.
     #[must_use]
     pub fn rank(&self) -> usize {
-        self.rank
+        self.rank as usize
     }
 
     /// The dimensions.
@@ -310,6 +323,10 @@ impl Shape {
     #[must_use]
     pub fn viewed(&self, dims: &[Dim]) -> Option<Self> {
         let mut out = Self::new(dims);
+        // What lies as if just made is seen as if just made.
+        if self.lies_as_made() && self.numel().is_some_and(|n| n > 0 && out.numel() == Some(n)) {
+            return Some(out);
+        }
         if out.numel() != self.numel() || self.numel() == Some(0) {
             return (out.numel() == self.numel()).then_some(out);
         }
@@ -360,6 +377,10 @@ impl Shape {
             let mut out = *self;
             out.strides = first.strides;
             return out;
+        }
+        // So is the result where every operand lies densely in order.
+        if operands.iter().all(|o| o.is_contiguous()) {
+            return self.contiguous();
         }
         // Insertion sort of the dimensions, innermost first, by every operand's strides in turn.
         let mut perm: [usize; MAX_RANK] = [0; MAX_RANK];
@@ -465,7 +486,7 @@ mod tests {
     fn symbols_multiply_up_to_four() {
         let (b, s, h) = (Dim::named(2, Symbol::B), Dim::named(3, Symbol::S), Dim::named(5, Symbol::H));
         let bsh = b.times(s).times(h);
-        assert_eq!(bsh.n, 30);
+        assert_eq!({ bsh.n }, 30);
         let letters: String = bsh.sym.symbols().map(Symbol::letter).collect();
         assert_eq!(letters, "bsh");
         assert_eq!(bsh.times(b).times(b).sym, Sym::NONE);

@@ -217,11 +217,12 @@ fn run(
     }
     let built = model.build(&tape, weights);
     // A head is made before it is tied to the table of words, and goes away then. A measurement empties the cache after it.
-    if on_device && let Some(words) = model.parameters().iter().find(|p| of_vocabulary(p)).filter(|p| p.linear) {
+    let parameters = model.parameters();
+    if on_device && let Some(words) = parameters.iter().find(|p| of_vocabulary(p)).filter(|p| p.linear) {
         drop(tape.empty(words.shape, weights, Part::Weights, "untied head"));
         tape.empty_cache();
     }
-    for (w, table) in built.weights().iter().zip(tables(&model.parameters())) {
+    for (w, table) in built.weights().iter().zip(tables(&parameters)) {
         if let Some(leaf) = w.leaf() {
             leaf.table.set(table);
         }
@@ -534,7 +535,16 @@ impl<'a> Loop<'a> {
     /// Creates the optimizer's states before the first step that is looked at.
     fn create_states(&mut self) {
         self.averaged = true;
-        self.run_optimizer();
+        let optimizer = &self.recipe.optimizer;
+        let mut slots = core::mem::take(&mut self.slots);
+        // Whatever a step takes beside them is gone before the first one that is looked at.
+        let created = !optimizer.in_backward
+            && self.tape.wrapper().is_none()
+            && self.tape.scope("optimizer", || optimizer.create_states(self.tape, self.optimized(), &mut slots));
+        self.slots = slots;
+        if !created {
+            self.run_optimizer();
+        }
         for (w, own) in self.trained.iter().zip(&self.own_slots) {
             let of = core::slice::from_ref(w);
             self.tape.scope("optimizer", || self.recipe.optimizer.step(self.tape, of, &mut own.borrow_mut()));

@@ -349,6 +349,23 @@ impl Optimizer {
         }
     }
 
+    /// Creates the states of `params` without a step; whether that can be done.
+    pub(crate) fn create_states(&self, tape: &Tape, params: &[Tensor], slots: &mut Slots) -> bool {
+        let alone = slots.is_empty() && self.is_elementwise();
+        if alone {
+            elementwise::create_states(tape, self, params, slots);
+        }
+        alone
+    }
+
+    /// Whether one routine runs it, element by element.
+    fn is_elementwise(&self) -> bool {
+        use OptimizerName as Name;
+        !self.name.is_of_bitsandbytes()
+            && !self.name.projects()
+            && !matches!(self.name, Name::Adafactor | Name::AdafactorHf | Name::Came | Name::AdamMini | Name::Muon)
+    }
+
     /// Runs one step over `params` on the tape; the first one creates the states.
     pub(crate) fn step(&self, tape: &Tape, params: &[Tensor], slots: &mut Slots) {
         match self.name {
@@ -358,8 +375,8 @@ impl Optimizer {
             OptimizerName::AdamMini => adam_mini::step(tape, params, slots),
             OptimizerName::Muon => muon::step(tape, self, params, slots),
             OptimizerName::GaLoreAdamW | OptimizerName::ApolloAdamW => projected::step(tape, self, params, slots),
-            name if name.is_of_bitsandbytes() => bitsandbytes::step(tape, self, params, slots),
-            _ => elementwise::step(tape, self, params, slots),
+            _ if self.is_elementwise() => elementwise::step(tape, self, params, slots),
+            _ => bitsandbytes::step(tape, self, params, slots),
         }
     }
 }
@@ -373,6 +390,9 @@ fn hidden(p: &Tensor) -> bool {
 /// (`_group_tensors_by_first_tensors_device_and_dtype`, ATen/native/ForeachUtils.h: an unordered map; observed with PyTorch
 /// 2.15).
 pub(crate) fn by_dtype(params: &[Tensor]) -> Vec<Vec<&Tensor>> {
+    if params.windows(2).all(|pair| pair[0].dtype() == pair[1].dtype()) {
+        return if params.is_empty() { Vec::new() } else { vec![params.iter().collect()] };
+    }
     let mut groups: Vec<Vec<&Tensor>> = Vec::new();
     for p in params {
         match groups.iter_mut().find(|group| group[0].dtype() == p.dtype()) {

@@ -4,7 +4,7 @@
 
 use crate::model::family::Latent;
 use crate::recipe::parallel::{ContextCommunication, MegatronAttention, MegatronRecompute};
-use crate::step::autograd::Recorder;
+use crate::step::autograd::{Grads, Recorder, grads_of};
 use crate::step::checkpoint::Saved;
 use crate::step::megatron::context::Cx;
 use crate::step::megatron::ops::{Engine, Linear, copied, temp};
@@ -63,18 +63,18 @@ impl Cx {
         let fused = self.options.attention_backend != MegatronAttention::Unfused && !rotary && !grouped;
         let outs = r.finish_many(outs, move |t, g| {
             if g.iter().all(Option::is_none) {
-                return vec![None];
+                return Grads::default();
             }
             // Kernels that take one tensor of all three give its gradient as one.
             if fused && let Some(Some(g)) = g.first() {
-                return vec![Some(g.alias(whole))];
+                return grads_of([Some(g.alias(whole))]);
             }
             let turned = rotary.then(|| {
                 (t.temp(shape(w.q), Dtype::Bf16, "grad of queries"), t.temp(shape(w.k), Dtype::Bf16, "grad of keys"))
             });
             let grad = t.temp(whole, Dtype::Bf16, "grad of queries, keys and values");
             drop(turned);
-            vec![Some(grad)]
+            grads_of([Some(grad)])
         });
         three(t, outs)
     }
@@ -93,7 +93,7 @@ impl Cx {
             let r = Recorder::begin(t, &[&out]);
             let turned = t.temp(shape, Dtype::Bf16, "attention output");
             drop(out);
-            return r.finish(turned, |_, g| g.to_vec());
+            return r.finish(turned, |_, g| grads_of([g.first().cloned().flatten()]));
         }
         out
     }
@@ -130,7 +130,7 @@ impl Cx {
         let together = self.gpt.positions.is_some() && w.q == w.k;
         r.finish(out, move |t, g| {
             if g.first().is_none_or(Option::is_none) {
-                return vec![None, None, None];
+                return Grads::default();
             }
             let held: Vec<Option<Tensor>> = saved.iter().map(|saved| saved.unpack(t)).collect();
             let held = (held, saved_out.unpack(t), saved_sums.unpack(t));
@@ -143,15 +143,15 @@ impl Cx {
                 let pair = || temp(t, rows, w.k.saturating_add(w.v), Dtype::Bf16, "gradients of keys and values");
                 [pair(), pair(), pair()]
             });
-            let grads: Vec<Option<Tensor>> = if together {
+            let grads = if together {
                 let all = widths.iter().sum();
                 let grad = temp(t, rows, all, Dtype::Bf16, "grad of queries, keys and values");
-                shapes.iter().map(|shape| Some(grad.alias(*shape))).collect()
+                shapes.map(|shape| Some(grad.alias(shape)))
             } else {
-                shapes.iter().map(|shape| Some(t.temp(*shape, Dtype::Bf16, "grad of attention input"))).collect()
+                shapes.map(|shape| Some(t.temp(shape, Dtype::Bf16, "grad of attention input")))
             };
             drop((scratch, round, held));
-            grads
+            grads_of(grads)
         })
     }
 
@@ -222,7 +222,7 @@ impl Cx {
         let cx = self.clone();
         r.finish(out, move |t, g| {
             if g.first().is_none_or(Option::is_none) {
-                return vec![None, None, None];
+                return Grads::default();
             }
             let held: Vec<Option<Tensor>> = inputs.iter().map(|saved| saved.unpack(t)).collect();
             let run_again = again.then(|| probabilities(t));
@@ -242,7 +242,7 @@ impl Cx {
             let of_queries = cx.product(t, Engine::Own, shapes[0], "grad of queries");
             let of_keys = cx.product(t, Engine::Own, shapes[1], "grad of keys");
             drop((of_scores, held));
-            vec![Some(of_queries), Some(of_keys), Some(of_values)]
+            grads_of([Some(of_queries), Some(of_keys), Some(of_values)])
         })
     }
 
@@ -297,7 +297,8 @@ impl Cx {
         let outs = vec![temp(t, rows, w.k, Dtype::Bf16, "keys"), temp(t, rows, w.v, Dtype::Bf16, "values")];
         let whole = both.shape().contiguous();
         drop(both);
-        let outs = r.finish_many(outs, move |t, _| vec![Some(t.temp(whole, Dtype::Bf16, "grad of keys and values"))]);
+        let outs =
+            r.finish_many(outs, move |t, _| grads_of([Some(t.temp(whole, Dtype::Bf16, "grad of keys and values"))]));
         let [keys, values, _] = three(t, outs);
         [keys, values]
     }

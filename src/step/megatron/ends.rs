@@ -3,7 +3,7 @@
 //! `fusions/fused_cross_entropy.py`, Transformer Engine's `pytorch/triton/cross_entropy.py`).
 
 use crate::recipe::parallel::MegatronLoss;
-use crate::step::autograd::Recorder;
+use crate::step::autograd::{Grads, Recorder, grads_of};
 use crate::step::megatron::context::Cx;
 use crate::step::megatron::ops::{Engine, Linear, copied, pointwise, temp};
 use crate::step::shape::{Dim, Shape};
@@ -41,7 +41,7 @@ impl Cx {
                 let grad = g.first().and_then(Option::as_ref);
                 let grad = grad.map(|_| t.temp(shape, Dtype::Bf16, "grad of embedding"));
                 drop(held);
-                vec![grad]
+                grads_of([grad])
             })
         };
         for table in &weights[1..] {
@@ -52,8 +52,8 @@ impl Cx {
             drop(x);
             let shape = *table.shape();
             x = r.finish(out, move |t, g| {
-                let Some(g) = g.first().and_then(Option::as_ref) else { return vec![None, None] };
-                vec![Some(g.clone()), Some(t.temp(shape, Dtype::Bf16, "grad of embedding"))]
+                let Some(g) = g.first().and_then(Option::as_ref) else { return Grads::default() };
+                grads_of([Some(g.clone()), Some(t.temp(shape, Dtype::Bf16, "grad of embedding"))])
             });
         }
         let scatters_early = self.sequence_parallel && weights.len() == 1;
@@ -106,7 +106,7 @@ impl Cx {
         let loss = line(Dtype::F32, "loss");
         let out = r.finish(loss, move |t, g| {
             if g.first().is_none_or(Option::is_none) {
-                return vec![None];
+                return Grads::default();
             }
             let held = saved_labels.unpack(t);
             let softmax = saved.take().and_then(|saved| saved.unpack(t));
@@ -120,7 +120,7 @@ impl Cx {
                 }
             };
             drop(held);
-            vec![grad]
+            grads_of([grad])
         });
         drop(logits);
         out

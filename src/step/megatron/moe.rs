@@ -3,7 +3,7 @@
 //! products). The load is taken to be even: each rank gets as many tokens as it sends.
 
 use crate::model::family::MegatronExperts as Experts;
-use crate::step::autograd::Recorder;
+use crate::step::autograd::{Grads, Recorder, grads_of};
 use crate::step::megatron::context::Cx;
 use crate::step::megatron::ops::{Linear, copied, temp};
 use crate::step::shape::{Dim, Shape};
@@ -87,11 +87,11 @@ impl Cx {
         r.finish(out, move |t, g| {
             let held: Vec<_> = kept.iter().map(|saved| saved.unpack(t)).collect();
             let x = saved.unpack(t);
-            let Some(_) = g.first().and_then(Option::as_ref) else { return vec![None, None] };
+            let Some(_) = g.first().and_then(Option::as_ref) else { return Grads::default() };
             let of_input = temp(t, rows, width, Dtype::Bf16, "grad of router input");
             let of_weight = cx.weight_gradient(t, cx.own_engine(), shape);
             drop((held, x));
-            vec![Some(of_input), of_weight]
+            grads_of([Some(of_input), of_weight])
         })
     }
 
@@ -107,7 +107,7 @@ impl Cx {
         let fused = self.options.gradient_accumulation_fusion;
         let cx = self.clone();
         r.finish(out, move |t, g| {
-            let Some(_) = g.first().and_then(Option::as_ref) else { return vec![None, None] };
+            let Some(_) = g.first().and_then(Option::as_ref) else { return Grads::default() };
             let held = saved.unpack(t);
             let grad = temp(t, rows, width, Dtype::Bf16, "grad of grouped matmul input");
             let of_weight = if fused {
@@ -118,7 +118,7 @@ impl Cx {
                 Some(t.temp(shape, Dtype::Bf16, "grad of weight"))
             };
             drop(held);
-            vec![Some(grad), of_weight]
+            grads_of([Some(grad), of_weight])
         })
     }
 }

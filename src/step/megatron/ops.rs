@@ -4,7 +4,7 @@
 //!
 //! Activations are matrices of tokens × width. Gradients of norms and biases are vectors, which come and go unseen.
 
-use crate::step::autograd::{Grads, Recorder};
+use crate::step::autograd::{Grads, Recorder, grads_of};
 use crate::step::checkpoint::Saved;
 use crate::step::megatron::context::Cx;
 use crate::step::shape::{Dim, Shape};
@@ -96,7 +96,7 @@ impl Cx {
         let shape = *weight.shape();
         r.finish(out, move |t, g| {
             if g.first().is_none_or(Option::is_none) {
-                return vec![None, None];
+                return Grads::default();
             }
             let whole = how.scatter.then(|| temp(t, rows, out_width, Dtype::Bf16, "gathered gradients"));
             // What is kept of it is let go as soon as the weight's gradient is there.
@@ -111,7 +111,7 @@ impl Cx {
                 grad = cx.norm_backward(t, saved);
             }
             drop((of_input, scattered));
-            vec![Some(grad), of_weight]
+            grads_of([Some(grad), of_weight])
         })
     }
 
@@ -140,7 +140,7 @@ impl Cx {
         let cx = self.clone();
         r.finish(out, move |t, g| {
             let grad = g.first().and_then(Option::as_ref).map(|_| cx.norm_backward(t, &saved));
-            vec![grad]
+            grads_of([grad])
         })
     }
 
@@ -155,10 +155,10 @@ impl Cx {
         let out = temp(t, y.dim(0), width, Dtype::Bf16, "activation");
         r.finish(out, move |t, g| {
             let held = (saved.unpack(t), saved_weights.unpack(t));
-            let (Some(_), Some(y)) = (g.first().and_then(Option::as_ref), &held.0) else { return vec![None] };
+            let (Some(_), Some(y)) = (g.first().and_then(Option::as_ref), &held.0) else { return Grads::default() };
             let grad = t.temp(y.shape().contiguous(), Dtype::Bf16, "grad of activation");
             drop(held);
-            vec![Some(grad)]
+            grads_of([Some(grad)])
         })
     }
 
@@ -177,7 +177,7 @@ impl Cx {
             let grad = g.first().and_then(Option::as_ref);
             let grad = grad.map(|g| t.temp(g.shape().contiguous(), g.dtype(), "grad of dropout"));
             drop(held);
-            vec![grad]
+            grads_of([grad])
         })
     }
 
@@ -205,7 +205,7 @@ impl Cx {
 pub(super) fn pointwise(t: &Tape, x: &Tensor, op: &'static str) -> Tensor {
     let r = Recorder::begin(t, &[x]);
     let out = t.temp(x.shape().contiguous(), x.dtype(), op);
-    r.finish(out, |_, g| g.to_vec())
+    r.finish(out, |_, g| grads_of([g.first().cloned().flatten()]))
 }
 
 /// As [`pointwise`], the gradient laid out anew.
@@ -215,7 +215,7 @@ pub(super) fn copied(t: &Tape, x: &Tensor, shape: Shape, op: &'static str) -> Te
     let out = t.temp(shape, x.dtype(), op);
     r.finish(out, move |t, g| {
         let grad = g.first().and_then(Option::as_ref).map(|g| t.temp(before, g.dtype(), "grad of copy"));
-        vec![grad]
+        grads_of([grad])
     })
 }
 
@@ -226,7 +226,7 @@ fn sum(t: &Tape, x: &Tensor, residual: &Tensor, mask: Option<Tensor>) -> Tensor 
     drop(mask);
     let out = t.temp(x.shape().contiguous(), x.dtype(), "residual");
     r.finish(out, move |t, g| {
-        let Some(g) = g.first().and_then(Option::as_ref) else { return vec![None, None] };
+        let Some(g) = g.first().and_then(Option::as_ref) else { return Grads::default() };
         let of_x = match &saved {
             None => g.clone(),
             Some(mask) => {
@@ -236,7 +236,7 @@ fn sum(t: &Tape, x: &Tensor, residual: &Tensor, mask: Option<Tensor>) -> Tensor 
                 grad
             }
         };
-        let grads: Grads = vec![Some(of_x), Some(g.clone())];
+        let grads: Grads = grads_of([Some(of_x), Some(g.clone())]);
         grads
     })
 }

@@ -1,6 +1,6 @@
 //! What runs beside a linear layer with a low-rank pair (peft 0.21: `lora/layer.py`, `lora/bnb.py`, `lora/dora.py`).
 
-use crate::step::autograd::{Grads, Recorder};
+use crate::step::autograd::{Grads, Recorder, grads_of};
 use crate::step::ops::matmul::WeightLayout;
 use crate::step::ops::pointwise::first;
 use crate::step::ops::quantized::Code;
@@ -65,7 +65,7 @@ impl Tape {
     fn cloned(&self, x: &Tensor) -> Tensor {
         let r = Recorder::begin(self, &[x]);
         let out = self.temp(x.shape().like(), x.dtype(), "clone");
-        r.finish(out, |_, g| vec![first(g).cloned()])
+        r.finish(out, |_, g| grads_of([first(g).cloned()]))
     }
 
     /// DoRA's part of the result: `(m ÷ ‖W + s·BA‖ − 1) × base + m ÷ ‖W + s·BA‖ × B(A(x)) × s`. The norm is outside the
@@ -157,8 +157,8 @@ impl Tape {
         let line = Shape::new(&[a.dim(0)]);
         let out = self.temp(line, a.dtype().promoted(b.dtype()), "quotient");
         r.finish(out, move |t, g| {
-            let (Some(g), Some(_)) = (first(g), s.unpack(t)) else { return vec![None] };
-            vec![Some(t.elementwise(&[g], g.dtype(), "grad of quotient"))]
+            let (Some(g), Some(_)) = (first(g), s.unpack(t)) else { return Grads::default() };
+            grads_of([Some(t.elementwise(&[g], g.dtype(), "grad of quotient"))])
         })
     }
 
@@ -166,6 +166,6 @@ impl Tape {
     fn sub_constant(&self, a: &Tensor, b: &Tensor) -> Tensor {
         let r = Recorder::begin(self, &[a]);
         let out = self.elementwise(&[a, b], a.dtype().promoted(b.dtype()), "difference");
-        r.finish(out, |_, g| -> Grads { vec![first(g).cloned()] })
+        r.finish(out, |_, g| -> Grads { grads_of([first(g).cloned()]) })
     }
 }

@@ -1,6 +1,6 @@
 //! Scaled dot-product attention by backend, and softmax.
 
-use crate::step::autograd::Recorder;
+use crate::step::autograd::{Grads, Recorder, grads_of};
 use crate::step::checkpoint::Saved;
 use crate::step::ops::efficient_kernel::EfficientKernel;
 use crate::step::ops::pointwise::first;
@@ -180,7 +180,9 @@ impl Tape {
         drop((lse, seed, offset));
         r.finish(out, move |t, g| {
             let kept = saved.unpack(t);
-            let (Some(g), [_, Some(k), Some(q), Some(v), _, out, ..]) = (first(g), &kept) else { return vec![None; 3] };
+            let (Some(g), [_, Some(k), Some(q), Some(v), _, out, ..]) = (first(g), &kept) else {
+                return Grads::default();
+            };
             // The kernel wants the gradient and the output as [b, s, a, d].
             let rows = |x: &Tensor| {
                 let seen = x.shape().transposed(1, 2);
@@ -201,7 +203,7 @@ impl Tape {
             drop(softmax_d);
             drop(copies);
             release(kept);
-            grads.into()
+            grads_of(grads)
         })
     }
 
@@ -246,7 +248,9 @@ impl Tape {
         drop((lse, seed, offset));
         r.finish(out, move |t, g| {
             let kept = saved.unpack(t);
-            let (Some(g), [_, Some(k), Some(q), Some(v), _, out, ..]) = (first(g), &kept) else { return vec![None; 4] };
+            let (Some(g), [_, Some(k), Some(q), Some(v), _, out, ..]) = (first(g), &kept) else {
+                return Grads::default();
+            };
             let grads = [q, k, v].map(|x| {
                 let (b, n, s, d) = (x.dim(0), x.dim(1), x.dim(2), x.dim(3));
                 let grad = t.temp(Shape::new(&[b, s, n, d]), x.dtype(), "grad of attention");
@@ -282,9 +286,8 @@ impl Tape {
             drop(workspace);
             drop(expanded);
             release(kept);
-            let mut grads: Vec<_> = grads.into();
-            grads.push(bias_grad);
-            grads
+            let [q, k, v] = grads;
+            grads_of([q, k, v, bias_grad])
         })
     }
 
@@ -311,13 +314,13 @@ impl Tape {
         drop((lse, seed, offset));
         r.finish(out, move |t, g| {
             let kept = saved.unpack(t);
-            let (Some(_), [_, Some(k), Some(q), Some(v), ..]) = (first(g), &kept) else { return vec![None; 3] };
+            let (Some(_), [_, Some(k), Some(q), Some(v), ..]) = (first(g), &kept) else { return Grads::default() };
             let grads = [q, k, v].map(|x| Some(t.temp(x.shape().like(), x.dtype(), "grad of attention")));
             let per_row = Dim::plain(4 * d.n + 4);
             let workspace = t.temp(Shape::new(&[b, a, s, per_row]), Dtype::U8, "attention workspace");
             drop(workspace);
             release(kept);
-            grads.into()
+            grads_of(grads)
         })
     }
 
@@ -352,12 +355,12 @@ impl Tape {
         let input = r.save_if(self.rules().softmax_keeps_input, x);
         let from = x.dtype();
         r.finish(out, move |t, g| {
-            let (Some(g), Some(y)) = (first(g), s.unpack(t)) else { return vec![None] };
+            let (Some(g), Some(y)) = (first(g), s.unpack(t)) else { return Grads::default() };
             let _input = input.unpack(t);
             let grad = t.temp(*y.shape(), from, "grad of softmax");
             let product = t.elementwise(&[g, &y], g.dtype(), "grad of softmax, product");
             drop(product);
-            vec![Some(grad)]
+            grads_of([Some(grad)])
         })
     }
 }

@@ -51,7 +51,7 @@ impl Tape {
         let (needs_x, needs_w) = (x.requires_grad(), weight.requires_grad());
         let bias_shape = bias.as_ref().filter(|b| b.requires_grad()).map(|b| *b.shape());
         r.finish(out, move |t, g| {
-            let mut out: Grads = vec![None, None, None];
+            let mut out = Grads::default();
             let (Some(g), Some(x), Some(w)) = (first(g), saved.0.unpack(t), saved.1.unpack(t)) else { return out };
             {
                 let dense = t.contiguous_raw(g);

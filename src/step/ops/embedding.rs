@@ -1,6 +1,6 @@
 //! Embedding look-ups.
 
-use crate::step::autograd::Recorder;
+use crate::step::autograd::{Grads, Recorder, grads_of};
 use crate::step::ops::pointwise::first;
 use crate::step::ops::sort::{bits, radix_sort_scratch, scan_scratch, selection_scratch};
 use crate::step::parallel::{EMBEDDING, after_forward, before_forward, module};
@@ -55,12 +55,12 @@ impl Tape {
         drop(flat);
         let (shape, dtype) = (*weight.shape(), weight.dtype());
         r.finish(out, move |t, g| {
-            let (Some(g), Some(ids)) = (first(g), saved.unpack(t)) else { return vec![None] };
+            let (Some(g), Some(ids)) = (first(g), saved.unpack(t)) else { return Grads::default() };
             let dense = t.contiguous_raw(g);
             let ids = t.flat_ids(&ids);
             let grad = t.embedding_grad(&ids, shape, dtype);
             drop(dense);
-            vec![Some(grad)]
+            grads_of([Some(grad)])
         })
     }
 

@@ -1,7 +1,7 @@
 //! The kernels of the package flash-attn by what its autograd functions and `csrc/flash_attn/flash_api.cpp` allocate and keep
 //! (read at 2.8.3). Query, key and value are [b, s, heads, d] however they lie: only the last dimension must be dense.
 
-use crate::step::autograd::{Grads, Recorder};
+use crate::step::autograd::{Grads, Recorder, grads_of};
 use crate::step::ops::attention::flash_splits;
 use crate::step::ops::pointwise::first;
 use crate::step::shape::{Dim, Shape};
@@ -68,7 +68,7 @@ impl Tape {
         r.finish(out, move |t, g| -> Grads {
             let kept =
                 (kept.each_ref().map(|x| x.unpack(t)), starts.as_ref().and_then(|x| x.unpack(t)), state.unpack(t));
-            let ([Some(q), Some(k), Some(v), ..], Some(g)) = (&kept.0, first(g)) else { return vec![None; 3] };
+            let ([Some(q), Some(k), Some(v), ..], Some(g)) = (&kept.0, first(g)) else { return Grads::default() };
             let grads = [q, k, v].map(|x| t.temp(x.shape().like(), x.dtype(), "grad of attention"));
             let wide = pads.then(|| t.pad_raw(g, Dim::plain(padded)));
             let width = Dim::plain(rounded_head(padded));
@@ -96,7 +96,7 @@ impl Tape {
             drop(sums);
             drop(wide);
             drop(kept);
-            grads.map(|x| Some(if pads { x.alias(x.shape().narrowed(last, head)) } else { x })).into()
+            grads_of(grads.map(|x| Some(if pads { x.alias(x.shape().narrowed(last, head)) } else { x })))
         })
     }
 

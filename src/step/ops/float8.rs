@@ -52,7 +52,7 @@ impl Tape {
         let out = out.alias(Shape::new(&sizes));
         let (before, wshape) = (*x.shape(), *weight.shape());
         r.finish(out, move |t, g| {
-            let mut out: Grads = vec![None, None];
+            let mut out = Grads::default();
             let Some(g) = first(g) else { return out };
             let (Some(x), Some(w)) = (sx.unpack(t), sw.unpack(t)) else { return out };
             let flat = t.reshape_raw(g, &[rows, features]);

@@ -1,7 +1,7 @@
 //! TRL's fused head: log-probabilities of the tokens that are scored, without their logits (TRL 1.16,
 //! `kernels/chunked_logprob.py` and `add_fused_lm_head` in `trainer/utils.py`; recorded with PyTorch 2.15).
 
-use crate::step::autograd::{Grads, Recorder};
+use crate::step::autograd::{Grads, Recorder, grads_of};
 use crate::step::ops::pointwise::first;
 use crate::step::ops::sort::{bits, radix_sort_scratch, scan_scratch};
 use crate::step::shape::{Dim, Shape};
@@ -60,7 +60,7 @@ impl Tape {
         drop(places);
         let before = x.shape().contiguous();
         r.finish(out, move |t, g| {
-            let (Some(g), Some(mask)) = (first(g), saved.unpack(t)) else { return vec![None] };
+            let (Some(g), Some(mask)) = (first(g), saved.unpack(t)) else { return Grads::default() };
             let grad = t.temp(before, g.dtype(), "grad of scored rows");
             let line = |op: &'static str| t.temp(Shape::new(&[rows]), Dtype::I64, op);
             let linear = {
@@ -78,7 +78,7 @@ impl Tape {
             let scratch = radix_sort_scratch(t.device().sm, rows.n, bits(count.saturating_sub(1)));
             drop(t.scratch(scratch, "sort scratch"));
             drop((range, order, sorted, linear, mask));
-            vec![Some(grad)]
+            grads_of([Some(grad)])
         })
     }
 
@@ -112,11 +112,11 @@ impl Tape {
         let rows = line.dim(0);
         let dtype = line.dtype();
         let out = r.finish(out, move |t, g| {
-            let (Some(_), Some(mask)) = (first(g), saved.unpack(t)) else { return vec![None] };
+            let (Some(_), Some(mask)) = (first(g), saved.unpack(t)) else { return Grads::default() };
             let places = t.places(&mask, rows);
             let grad = t.temp(Shape::new(&[rows]), dtype, "grad of token scores");
             drop(places);
-            vec![Some(grad)]
+            grads_of([Some(grad)])
         });
         drop(line);
         out
@@ -156,7 +156,7 @@ impl Tape {
         drop(statistics);
         drop(locals);
         r.finish_many(outs, move |t, g| {
-            let mut grads: Grads = vec![None, None];
+            let mut grads = Grads::default();
             let (Some(_), Some(hidden), Some(weight)) = (first(g), sh.unpack(t), sw.unpack(t)) else { return grads };
             let kept = (st.unpack(t), sz.unpack(t), se.unpack(t));
             let zeros = |needed: bool, of: &Tensor, op: &'static str| {
@@ -215,7 +215,7 @@ impl Tape {
         let r = Recorder::begin(self, &[scores]);
         let whole = *scores.shape();
         let out = self.temp(Shape::new(&[scores.dim(0)]), scores.dtype(), "sums of scores");
-        r.finish(out, move |t, g| vec![first(g).map(|g| t.temp(whole, g.dtype(), "grad of token scores"))])
+        r.finish(out, move |t, g| grads_of([first(g).map(|g| t.temp(whole, g.dtype(), "grad of token scores"))]))
     }
 
     /// A loss of one number a sequence, in operations over as many.
@@ -223,7 +223,7 @@ impl Tape {
         let r = Recorder::begin(self, &[sums]);
         let like = *sums.shape();
         let out = self.scalar(sums.dtype(), "loss");
-        r.finish(out, move |t, g| vec![first(g).map(|g| t.temp(like, g.dtype(), "grad of sums"))])
+        r.finish(out, move |t, g| grads_of([first(g).map(|g| t.temp(like, g.dtype(), "grad of sums"))]))
     }
 
     /// `cat([scores[:, -n:]])`: a copy of the last `n`, whose backward writes into zeros of the whole.
@@ -231,7 +231,7 @@ impl Tape {
         let r = Recorder::begin(self, &[scores]);
         let whole = *scores.shape();
         let out = self.temp(scores.shape().narrowed(1, n).contiguous(), scores.dtype(), "scores");
-        r.finish(out, move |t, g| vec![first(g).map(|g| t.temp(whole, g.dtype(), "grad of token scores"))])
+        r.finish(out, move |t, g| grads_of([first(g).map(|g| t.temp(whole, g.dtype(), "grad of token scores"))]))
     }
 
     /// GRPO's loss of scores [b, n]: the clipped ratio of probabilities, and the divergence from a reference. Operations on
@@ -251,7 +251,7 @@ impl Tape {
             let held: Vec<_> = saved.iter().map(|s| s.unpack(t)).collect();
             let grad = first(g).map(|g| t.temp(like, g.dtype(), "grad of scores"));
             drop(held);
-            vec![grad]
+            grads_of([grad])
         })
     }
 
@@ -280,9 +280,9 @@ impl Tape {
         drop((sequences, last, range, kept));
         r.finish(out, move |t, g| {
             let (Some(g), Some(_), Some(_)) = (first(g), saved.unpack(t), saved_sequences.unpack(t)) else {
-                return vec![None];
+                return Grads::default();
             };
-            vec![Some(t.temp(whole.contiguous(), g.dtype(), "grad of last scores"))]
+            grads_of([Some(t.temp(whole.contiguous(), g.dtype(), "grad of last scores"))])
         })
     }
 }

@@ -1,6 +1,6 @@
 //! What convolutional networks run between convolutions: batch norm, pooling, and operations in place.
 
-use crate::step::autograd::Recorder;
+use crate::step::autograd::{Grads, Recorder, grads_of};
 use crate::step::ops::Window;
 use crate::step::ops::pointwise::first;
 use crate::step::shape::{Dim, Shape};
@@ -22,13 +22,13 @@ impl Tape {
         drop((mean, rstd));
         let (wshape, wdtype) = (*weight.shape(), weight.dtype());
         r.finish(out, move |t, g| {
-            let (Some(_), Some(x)) = (first(g), sx.unpack(t)) else { return vec![None, None, None] };
+            let (Some(_), Some(x)) = (first(g), sx.unpack(t)) else { return Grads::default() };
             let stats = stats.each_ref().map(|s| s.unpack(t));
             let dx = t.temp(x.shape().like(), x.dtype(), "grad of batch norm");
             let dw = t.temp(wshape, wdtype, "grad of batch norm weight");
             let db = t.temp(wshape, wdtype, "grad of batch norm bias");
             drop(stats);
-            vec![Some(dx), Some(dw), Some(db)]
+            grads_of([Some(dx), Some(dw), Some(db)])
         })
     }
 
@@ -39,8 +39,8 @@ impl Tape {
         let out = x.alias(*x.shape());
         let s = r.save(&out);
         r.finish(out, move |t, g| {
-            let (Some(g), Some(y)) = (first(g), s.unpack(t)) else { return vec![None] };
-            vec![Some(t.elementwise(&[g, &y], g.dtype(), "grad of activation"))]
+            let (Some(g), Some(y)) = (first(g), s.unpack(t)) else { return Grads::default() };
+            grads_of([Some(t.elementwise(&[g, &y], g.dtype(), "grad of activation"))])
         })
     }
 
@@ -56,11 +56,11 @@ impl Tape {
         let sp = r.save(&places);
         drop(places);
         r.finish(out, move |t, g| {
-            let (Some(g), Some(x)) = (first(g), sx.unpack(t)) else { return vec![None] };
+            let (Some(g), Some(x)) = (first(g), sx.unpack(t)) else { return Grads::default() };
             let places = sp.unpack(t);
             let grad = t.temp(x.shape().contiguous(), g.dtype(), "grad of pooling");
             drop(places);
-            vec![Some(grad)]
+            grads_of([Some(grad)])
         })
     }
 
@@ -71,11 +71,11 @@ impl Tape {
         let (whole, one) = (*x.shape(), Dim::plain(1));
         let out = self.temp(whole.narrowed(2, one).narrowed(3, one).contiguous(), x.dtype(), "mean");
         r.finish(out, move |t, g| {
-            vec![first(g).map(|g| {
+            grads_of([first(g).map(|g| {
                 let dims = whole.dims();
                 let expanded = g.alias(g.shape().expanded(2, dims[2]).expanded(3, dims[3]));
                 t.elementwise(&[&expanded], g.dtype(), "grad of mean")
-            })]
+            })])
         })
     }
 }

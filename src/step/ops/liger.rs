@@ -1,7 +1,7 @@
 //! Liger's fused kernels by what their autograd functions allocate and keep (Liger Kernel 0.8, `ops/`). The kernels are
 //! Triton's and need no memory of their own; what a function saves or overwrites is as written there.
 
-use crate::step::autograd::{Grads, Recorder};
+use crate::step::autograd::{Grads, Recorder, grads_of};
 use crate::step::ops::pointwise::first;
 use crate::step::shape::{Dim, Shape};
 use crate::step::tape::Tape;
@@ -23,7 +23,7 @@ impl Tape {
         let (needs_w, wshape, wdtype) = (weight.requires_grad(), *weight.shape(), weight.dtype());
         r.finish(out, move |t, g| {
             let (x, w, rstd) = (sx.unpack(t), sw.unpack(t), sr.unpack(t));
-            let Some(g) = first(g) else { return vec![None, None] };
+            let Some(g) = first(g) else { return Grads::default() };
             let dense = t.contiguous_raw(g);
             let partial = needs_w.then(|| {
                 let rows = Dim::plain(t.device().multiprocessors);
@@ -41,7 +41,7 @@ impl Tape {
                 if wdtype == Dtype::F32 { sum } else { t.cast_raw(&sum, wdtype) }
             });
             drop((partial, dense, x, w, rstd));
-            vec![Some(dx), dw]
+            grads_of([Some(dx), dw])
         })
     }
 
@@ -55,11 +55,11 @@ impl Tape {
         drop((a, b));
         r.finish(out, move |t, g| {
             let (a, b) = (sa.unpack(t), sb.unpack(t));
-            let Some(g) = first(g) else { return vec![None, None] };
+            let Some(g) = first(g) else { return Grads::default() };
             let dense = t.contiguous_raw(g);
             drop(dense);
             let over = |x: Option<Tensor>| x.map(|x| x.alias(*x.shape()));
-            vec![over(a), over(b)]
+            grads_of([over(a), over(b)])
         })
     }
 
@@ -77,9 +77,9 @@ impl Tape {
         let mut outs = r
             .finish_many(outs, move |t, g| {
                 let tables = (tables.0.unpack(t), tables.1.unpack(t));
-                let grads = g.iter().map(|g| g.as_ref().map(|g| turned(t, g))).collect();
+                let grads = [0, 1].map(|at| g.get(at).and_then(Option::as_ref).map(|g| turned(t, g)));
                 drop(tables);
-                grads
+                grads_of(grads)
             })
             .into_iter();
         match (outs.next(), outs.next()) {
@@ -152,7 +152,7 @@ impl Tape {
         let (sx, sw) = (r.save(&grad_x), grad_w.as_ref().map(|grad| r.save(grad)));
         drop((wanted, losses, grad_w, grad_x));
         r.finish(loss, move |t, _| {
-            let grads: Grads = vec![sx.unpack(t), sw.as_ref().and_then(|grad| grad.unpack(t))];
+            let grads = grads_of([sx.unpack(t), sw.as_ref().and_then(|grad| grad.unpack(t))]);
             t.compare_with_one();
             grads
         })
@@ -193,7 +193,7 @@ impl Tape {
         r.finish(loss, move |t, _| {
             let logits = kept.unpack(t);
             t.compare_with_one();
-            vec![logits]
+            grads_of([logits])
         })
     }
 

@@ -3,7 +3,7 @@
 //! FP32 elsewhere ([`crate::versions`]).
 
 use crate::recipe::LigerKernel;
-use crate::step::autograd::Recorder;
+use crate::step::autograd::{Grads, Recorder, grads_of};
 use crate::step::ops::pointwise::first;
 use crate::step::shape::{Dim, Shape};
 use crate::step::tape::Tape;
@@ -84,9 +84,9 @@ impl Tape {
             let s = r.save(&out);
             let input = r.save_if(self.rules().softmax_keeps_input, logits);
             r.finish(out, move |t, g| {
-                let (Some(g), Some(y)) = (first(g), s.unpack(t)) else { return vec![None] };
+                let (Some(g), Some(y)) = (first(g), s.unpack(t)) else { return Grads::default() };
                 let _input = input.unpack(t);
-                vec![Some(t.temp(*y.shape(), g.dtype(), "grad of log-softmax"))]
+                grads_of([Some(t.temp(*y.shape(), g.dtype(), "grad of log-softmax"))])
             })
         };
         let log_probs = self.autocast_f32(&log_probs);
@@ -98,11 +98,11 @@ impl Tape {
         let st = r.save(&total);
         drop(total);
         r.finish(loss, move |t, g| {
-            let (Some(_), Some(x)) = (first(g), sx.unpack(t)) else { return vec![None] };
+            let (Some(_), Some(x)) = (first(g), sx.unpack(t)) else { return Grads::default() };
             let kept = (sl.unpack(t), st.unpack(t));
             let grad = t.temp(*x.shape(), x.dtype(), "grad of loss");
             drop(kept);
-            vec![Some(grad)]
+            grads_of([Some(grad)])
         })
     }
 

@@ -1,6 +1,6 @@
 //! The math backend of `scaled_dot_product_attention`: products and softmax as operations of their own.
 
-use crate::step::autograd::Recorder;
+use crate::step::autograd::{Grads, Recorder, grads_of};
 use crate::step::ops::pointwise::first;
 use crate::step::shape::{Dim, Shape};
 use crate::step::tape::Tape;
@@ -76,11 +76,11 @@ impl Tape {
         drop(masked);
         let s = r.save(&out);
         r.finish(out, move |t, g| {
-            let (Some(g), Some(y)) = (first(g), s.unpack(t)) else { return vec![None] };
+            let (Some(g), Some(y)) = (first(g), s.unpack(t)) else { return Grads::default() };
             let grad = t.temp(*y.shape(), y.dtype(), "grad of softmax");
             let product = t.elementwise(&[g, &y], g.dtype(), "grad of softmax, product");
             drop(product);
-            vec![Some(grad)]
+            grads_of([Some(grad)])
         })
     }
 }

@@ -1,6 +1,6 @@
 //! Matrix products and the scratch that cuBLAS asks for.
 
-use crate::step::autograd::{Grads, Recorder};
+use crate::step::autograd::{Grads, Recorder, grads_of};
 use crate::step::ops::pointwise::first;
 use crate::step::parallel;
 use crate::step::shape::{Dim, Shape};
@@ -100,7 +100,7 @@ impl Tape {
         let out = self.product(Shape::new(&[rows, features]), x, "matmul");
         let (before, wshape) = (*x.shape(), *weight.shape());
         let out = r.finish(out, move |t, g| {
-            let mut out: Grads = vec![None, None];
+            let mut out = Grads::default();
             let Some(g) = first(g) else { return out };
             let (w, x) = (sw.unpack(t), sx.unpack(t));
             if x.is_some() {
@@ -124,10 +124,10 @@ impl Tape {
         let out = self.product(with_last(x, weight.dim(0)), x, "matmul");
         let shape = x.shape().contiguous();
         r.finish(out, move |t, g| {
-            let (Some(g), Some(weight)) = (first(g), sw.unpack(t)) else { return vec![None] };
+            let (Some(g), Some(weight)) = (first(g), sw.unpack(t)) else { return Grads::default() };
             let grad = t.product_out(shape, g, "grad of matmul input");
             drop(weight);
-            vec![Some(grad)]
+            grads_of([Some(grad)])
         })
     }
 
@@ -172,7 +172,7 @@ impl Tape {
         });
         let (before, wshape, needs_bias) = (*x.shape(), *weight.shape(), bias.requires_grad());
         let out = r.finish(out, move |t, g| {
-            let mut out: Grads = vec![None, None, None];
+            let mut out = Grads::default();
             let Some(g) = first(g) else { return out };
             let (x, w) = (sx.unpack(t), sw.unpack(t));
             if w.is_some() {
@@ -227,7 +227,7 @@ impl Tape {
         drop(input);
         let (ashape, bshape) = (*a.shape(), *b.shape());
         r.finish(out, move |t, g| {
-            let mut out: Grads = vec![None, None];
+            let mut out = Grads::default();
             let Some(g) = first(g) else { return out };
             let (b, a) = (sb.unpack(t), sa.unpack(t));
             let scaled = |shape: Shape| {
@@ -252,7 +252,7 @@ impl Tape {
         let out = self.product(Shape::new(&[a.dim(0), a.dim(1), b.dim(2)]), a, "batched matmul");
         let (ashape, bshape) = (*a.shape(), *b.shape());
         r.finish(out, move |t, g| {
-            let mut out: Grads = vec![None, None];
+            let mut out = Grads::default();
             let Some(g) = first(g) else { return out };
             let (b, a) = (sb.unpack(t), sa.unpack(t));
             if a.is_some() {

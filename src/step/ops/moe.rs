@@ -1,6 +1,6 @@
 //! What mixtures of experts use: the grouped product over tokens sorted by expert, and the router's normalisation.
 
-use crate::step::autograd::{Grads, Recorder};
+use crate::step::autograd::{Grads, Recorder, grads_of};
 use crate::step::ops::pointwise::first;
 use crate::step::shape::{Dim, Shape};
 use crate::step::tape::Tape;
@@ -33,7 +33,7 @@ impl Tape {
         let out = Shape::new(&[x.dim(0), features]);
         let out = self.grouped_out(out, x.dtype(), (experts, [each, features.n]), "grouped matmul");
         r.finish(out, move |t, g| {
-            let mut out: Grads = vec![None, None];
+            let mut out = Grads::default();
             let Some(g) = first(g) else { return out };
             let [w, offsets, x] = saved.each_ref().map(|s| s.unpack(t));
             // Without a grouped kernel the input's gradient is made first (`_grouped_mm_fallback_bwd`, integrations/moe.py).
@@ -93,7 +93,7 @@ impl Tape {
         let last = x.shape().rank() - 1;
         let whole = x.shape().dims()[last];
         let out = self.temp(x.shape().narrowed(last, Dim::plain(1)).contiguous(), dtype, "sum");
-        r.finish(out, move |_, g| vec![first(g).map(|g| g.alias(g.shape().expanded(last, whole)))])
+        r.finish(out, move |_, g| grads_of([first(g).map(|g| g.alias(g.shape().expanded(last, whole)))]))
     }
 
     /// `x.div_(y)`.
@@ -105,7 +105,7 @@ impl Tape {
         drop(before);
         let out = x.alias(*x.shape());
         r.finish(out, move |t, g| {
-            let mut out: Grads = vec![None, None];
+            let mut out = Grads::default();
             let [Some(y), Some(x)] = saved.each_ref().map(|s| s.as_ref().and_then(|s| s.unpack(t))) else { return out };
             let Some(g) = first(g) else { return out };
             let of = |a: &[&Tensor]| {
@@ -135,8 +135,8 @@ impl Tape {
         let out = self.temp(places.shape().contiguous(), x.dtype(), "gather");
         let whole = *x.shape();
         r.finish(out, move |t, g| {
-            let (Some(g), Some(_places)) = (first(g), saved.unpack(t)) else { return vec![None] };
-            vec![Some(t.temp(whole.contiguous(), g.dtype(), "grad of gather"))]
+            let (Some(g), Some(_places)) = (first(g), saved.unpack(t)) else { return Grads::default() };
+            grads_of([Some(t.temp(whole.contiguous(), g.dtype(), "grad of gather"))])
         })
     }
 
@@ -146,6 +146,8 @@ impl Tape {
         let grouped = self.reshape(x, &[rows, Dim::plain(k), x.dim(1)]);
         let r = Recorder::begin(self, &[&grouped]);
         let out = self.temp(Shape::new(&[rows, x.dim(1)]), x.dtype(), "sum");
-        r.finish(out, move |_, g| vec![first(g).map(|g| g.alias(g.shape().unsqueezed(1).expanded(1, Dim::plain(k))))])
+        r.finish(out, move |_, g| {
+            grads_of([first(g).map(|g| g.alias(g.shape().unsqueezed(1).expanded(1, Dim::plain(k))))])
+        })
     }
 }

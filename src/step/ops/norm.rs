@@ -1,6 +1,6 @@
 //! Normalisations.
 
-use crate::step::autograd::Recorder;
+use crate::step::autograd::{Grads, Recorder, grads_of};
 use crate::step::ops::pointwise::first;
 use crate::step::parallel;
 use crate::step::shape::Dim;
@@ -32,7 +32,7 @@ impl Tape {
         let (needs_x, needs_w, needs_b) = (x.requires_grad(), weight.requires_grad(), bias.requires_grad());
         r.finish(out, move |t, g| {
             let bias = sb.unpack(t);
-            let (Some(g), Some(x)) = (first(g), sx.unpack(t)) else { return vec![None, None, None] };
+            let (Some(g), Some(x)) = (first(g), sx.unpack(t)) else { return Grads::default() };
             let weight = sw.unpack(t);
             let stats = (sm.unpack(t), sr.unpack(t));
             let dense = [g, &x].map(|x| t.contiguous_raw(x));
@@ -41,7 +41,7 @@ impl Tape {
             let db = needs_b.then(|| t.temp(wshape, wdtype, "grad of layer norm bias"));
             drop((dense, stats, weight));
             drop((x, bias));
-            vec![dx, dw, db]
+            grads_of([dx, dw, db])
         })
     }
 }

@@ -1,7 +1,7 @@
 //! Elementwise operations, casts and reductions.
 
 use crate::bill::Part;
-use crate::step::autograd::{Grads, Recorder};
+use crate::step::autograd::{Grads, Recorder, grads_of};
 use crate::step::shape::{Dim, Shape};
 use crate::step::tape::Tape;
 use crate::step::tensor::{Dtype, Tensor};
@@ -41,7 +41,7 @@ impl Tape {
         let r = Recorder::begin(self, &[x]);
         let from = x.dtype();
         let out = self.cast_raw(x, dtype);
-        r.finish(out, move |t, g| vec![first(g).map(|g| t.cast_raw(g, from))])
+        r.finish(out, move |t, g| grads_of([first(g).map(|g| t.cast_raw(g, from))]))
     }
 
     /// An operand as autocast gives it to an operation of the lower-precision list; casts of FP32 leaves are cached.
@@ -80,7 +80,7 @@ impl Tape {
         let (ga, gb) = (a.requires_grad(), b.requires_grad());
         r.finish(out, move |_, g| {
             let g = first(g);
-            vec![g.filter(|_| ga).cloned(), g.filter(|_| gb).cloned()]
+            grads_of([g.filter(|_| ga).cloned(), g.filter(|_| gb).cloned()])
         })
     }
 
@@ -91,10 +91,10 @@ impl Tape {
         let out = self.elementwise(&[a, b], a.dtype().max(b.dtype()), "difference");
         let (ga, gb) = (a.requires_grad(), b.requires_grad());
         r.finish(out, move |t, g| {
-            let Some(g) = first(g) else { return vec![None, None] };
+            let Some(g) = first(g) else { return Grads::default() };
             // Generated code handles `other` before `self`.
             let negated = gb.then(|| t.elementwise(&[g], g.dtype(), "grad of difference"));
-            vec![ga.then(|| g.clone()), negated]
+            grads_of([ga.then(|| g.clone()), negated])
         })
     }
 
@@ -106,7 +106,7 @@ impl Tape {
         let (ga, gb) = (a.requires_grad(), b.requires_grad());
         r.finish(out, move |_, g| {
             let g = first(g);
-            vec![g.filter(|_| ga).cloned(), g.filter(|_| gb).cloned()]
+            grads_of([g.filter(|_| ga).cloned(), g.filter(|_| gb).cloned()])
         })
     }
 
@@ -115,7 +115,7 @@ impl Tape {
     pub fn scale_in_place(&self, x: &Tensor) -> Tensor {
         let r = Recorder::begin(self, &[x]);
         let out = x.alias(*x.shape());
-        r.finish(out, |t, g| vec![first(g).map(|g| t.elementwise(&[g], g.dtype(), "grad of scale"))])
+        r.finish(out, |t, g| grads_of([first(g).map(|g| t.elementwise(&[g], g.dtype(), "grad of scale"))]))
     }
 
     /// `x + c` for a Python number.
@@ -123,7 +123,7 @@ impl Tape {
     pub fn add_scalar(&self, x: &Tensor) -> Tensor {
         let r = Recorder::begin(self, &[x]);
         let out = self.elementwise(&[x], x.dtype(), "add");
-        r.finish(out, |_, g| vec![first(g).cloned()])
+        r.finish(out, |_, g| grads_of([first(g).cloned()]))
     }
 
     /// `x × c` for a Python number.
@@ -131,7 +131,7 @@ impl Tape {
     pub fn mul_scalar(&self, x: &Tensor) -> Tensor {
         let r = Recorder::begin(self, &[x]);
         let out = self.elementwise(&[x], x.dtype(), "scale");
-        r.finish(out, |t, g| vec![first(g).map(|g| t.elementwise(&[g], g.dtype(), "grad of scale"))])
+        r.finish(out, |t, g| grads_of([first(g).map(|g| t.elementwise(&[g], g.dtype(), "grad of scale"))]))
     }
 
     /// `a × b`. Each operand is saved when the other needs a gradient.
@@ -142,7 +142,7 @@ impl Tape {
         let (sb, sa) = (r.save_if(ga, b), r.save_if(gb, a));
         let out = self.elementwise(&[a, b], a.dtype().promoted(b.dtype()), "product");
         r.finish(out, move |t, g| {
-            let mut out: Grads = vec![None, None];
+            let mut out = Grads::default();
             let Some(g) = first(g) else { return out };
             let (b, a) = (sb.unpack(t), sa.unpack(t));
             // Generated code handles `other` before `self`.
@@ -161,7 +161,7 @@ impl Tape {
     pub fn neg(&self, x: &Tensor) -> Tensor {
         let r = Recorder::begin(self, &[x]);
         let out = self.elementwise(&[x], x.dtype(), "neg");
-        r.finish(out, |t, g| vec![first(g).map(|g| t.elementwise(&[g], g.dtype(), "grad of neg"))])
+        r.finish(out, |t, g| grads_of([first(g).map(|g| t.elementwise(&[g], g.dtype(), "grad of neg"))]))
     }
 
     /// `x ** n` for a Python number other than 0 and 1. On autocast's FP32 list.
@@ -172,14 +172,14 @@ impl Tape {
         let s = r.save(x);
         let out = self.elementwise(&[x], x.dtype(), "power");
         r.finish(out, move |t, g| {
-            let (Some(g), Some(x)) = (first(g), s.unpack(t)) else { return vec![None] };
+            let (Some(g), Some(x)) = (first(g), s.unpack(t)) else { return Grads::default() };
             // grad × (n × xⁿ⁻¹)
             let power = t.elementwise(&[&x], x.dtype(), "grad of power");
             let scaled = t.elementwise(&[&power], x.dtype(), "grad of power");
             let out = t.elementwise(&[g, &scaled], x.dtype(), "grad of power");
             drop(scaled);
             drop(power);
-            vec![Some(out)]
+            grads_of([Some(out)])
         })
     }
 
@@ -191,10 +191,10 @@ impl Tape {
         let full = *x.shape();
         let out = self.temp(full.narrowed(last, Dim::plain(1)).contiguous(), x.dtype(), "mean");
         r.finish(out, move |t, g| {
-            vec![first(g).map(|g| {
+            grads_of([first(g).map(|g| {
                 let expanded = g.alias(g.shape().expanded(last, full.dims()[last]));
                 t.elementwise(&[&expanded], g.dtype(), "grad of mean")
-            })]
+            })])
         })
     }
 
@@ -206,14 +206,14 @@ impl Tape {
         let out = self.elementwise(&[x], x.dtype(), "rsqrt");
         let s = r.save(&out);
         r.finish(out, move |t, g| {
-            let (Some(g), Some(y)) = (first(g), s.unpack(t)) else { return vec![None] };
+            let (Some(g), Some(y)) = (first(g), s.unpack(t)) else { return Grads::default() };
             // -0.5 × grad × y³
             let cube = t.elementwise(&[&y], y.dtype(), "grad of rsqrt");
             let scaled = t.elementwise(&[g], y.dtype(), "grad of rsqrt");
             let out = t.elementwise(&[&scaled, &cube], y.dtype(), "grad of rsqrt");
             drop(scaled);
             drop(cube);
-            vec![Some(out)]
+            grads_of([Some(out)])
         })
     }
 
@@ -224,8 +224,8 @@ impl Tape {
         let s = r.save(x);
         let out = self.elementwise(&[x], x.dtype(), op);
         r.finish(out, move |t, g| {
-            let (Some(g), Some(x)) = (first(g), s.unpack(t)) else { return vec![None] };
-            vec![Some(t.elementwise(&[g, &x], g.dtype(), "grad of activation"))]
+            let (Some(g), Some(x)) = (first(g), s.unpack(t)) else { return Grads::default() };
+            grads_of([Some(t.elementwise(&[g, &x], g.dtype(), "grad of activation"))])
         })
     }
 
@@ -260,7 +260,7 @@ impl Tape {
         let s = r.save(x);
         r.finish(out, move |t, g| {
             const OP: &str = "grad of activation";
-            let (Some(g), Some(x)) = (first(g), s.unpack(t)) else { return vec![None] };
+            let (Some(g), Some(x)) = (first(g), s.unpack(t)) else { return Grads::default() };
             let of = |a: &[&Tensor]| each(t, a, OP);
             let tanh = tanh(t, &x, OP);
             // 0.5 × x × ((1 − tanh²) × (0.79788456 + 0.1070322243 × x × x)) + 0.5 × (1 + tanh)
@@ -289,7 +289,7 @@ impl Tape {
                 };
                 of(&[&left, &right])
             };
-            vec![Some(of(&[&slope, g]))]
+            grads_of([Some(of(&[&slope, g]))])
         })
     }
 
@@ -316,8 +316,8 @@ impl Tape {
         let out = self.elementwise(&[x], x.dtype(), op);
         let s = r.save(&out);
         r.finish(out, move |t, g| {
-            let (Some(g), Some(y)) = (first(g), s.unpack(t)) else { return vec![None] };
-            vec![Some(t.elementwise(&[g, &y], g.dtype(), grad))]
+            let (Some(g), Some(y)) = (first(g), s.unpack(t)) else { return Grads::default() };
+            grads_of([Some(t.elementwise(&[g, &y], g.dtype(), grad))])
         })
     }
 
@@ -328,14 +328,14 @@ impl Tape {
         let s = r.save(x);
         let out = self.elementwise(&[x], x.dtype(), "clamp");
         r.finish(out, move |t, g| {
-            let (Some(g), Some(x)) = (first(g), s.unpack(t)) else { return vec![None] };
+            let (Some(g), Some(x)) = (first(g), s.unpack(t)) else { return Grads::default() };
             let zero = t.scalar(g.dtype(), "zero");
             let within = || t.elementwise(&[&x], Dtype::Bool, "within the clamp");
             let mask = within();
             let other = both.then(within);
             let grad = t.elementwise(&[&mask, g], g.dtype(), "grad of clamp");
             drop((other, mask, zero));
-            vec![Some(grad)]
+            grads_of([Some(grad)])
         })
     }
 
@@ -350,8 +350,8 @@ impl Tape {
         let saved = r.save(&places);
         drop(places);
         r.finish(out, move |t, g| {
-            let (Some(g), Some(_places)) = (first(g), saved.unpack(t)) else { return vec![None] };
-            vec![Some(t.temp(whole.contiguous(), g.dtype(), "grad of the largest"))]
+            let (Some(g), Some(_places)) = (first(g), saved.unpack(t)) else { return Grads::default() };
+            grads_of([Some(t.temp(whole.contiguous(), g.dtype(), "grad of the largest"))])
         })
     }
 
@@ -362,8 +362,8 @@ impl Tape {
         let s = r.save(mask);
         let out = self.temp(x.shape().like(), x.dtype(), "masked copy");
         r.finish(out, move |t, g| {
-            let (Some(g), Some(_mask)) = (first(g), s.unpack(t)) else { return vec![None] };
-            vec![Some(t.temp(g.shape().like(), g.dtype(), "grad of masked copy"))]
+            let (Some(g), Some(_mask)) = (first(g), s.unpack(t)) else { return Grads::default() };
+            grads_of([Some(t.temp(g.shape().like(), g.dtype(), "grad of masked copy"))])
         })
     }
 
@@ -379,8 +379,8 @@ impl Tape {
         let s = r.save(&mask);
         drop(mask);
         r.finish(out, move |t, g| {
-            let (Some(g), Some(mask)) = (first(g), s.unpack(t)) else { return vec![None] };
-            vec![Some(t.elementwise(&[g, &mask], g.dtype(), "grad of dropout"))]
+            let (Some(g), Some(mask)) = (first(g), s.unpack(t)) else { return Grads::default() };
+            grads_of([Some(t.elementwise(&[g, &mask], g.dtype(), "grad of dropout"))])
         })
     }
 

@@ -4,7 +4,7 @@
 use core::cell::RefCell;
 
 use crate::bill::Part;
-use crate::step::autograd::{Grads, Recorder};
+use crate::step::autograd::{Grads, Recorder, grads_of};
 use crate::step::ops::fused_4bit::fused_4bit;
 use crate::step::ops::matmul::{flat_rows, with_last};
 use crate::step::ops::pointwise::first;
@@ -72,7 +72,7 @@ impl Tape {
         let product = self.with_grad(false, || self.gemm_4bit(&inner, q, bias));
         let (code, shape) = (q.clone(), *inner.shape());
         let product = r.finish(product, move |t, g| {
-            let Some(g) = first(g) else { return vec![None] };
+            let Some(g) = first(g) else { return Grads::default() };
             let weight = {
                 let dense = t.dequantized(&code);
                 if dense.dtype() == g.dtype() { dense } else { t.cast_raw(&dense, g.dtype()) }
@@ -80,7 +80,7 @@ impl Tape {
             let rows = t.reshape_raw(g, &[flat_rows(g).0, code.rows]);
             let grad = t.product_out(Shape::new(&[rows.dim(0), code.columns]), g, "grad of matmul input");
             drop((rows, weight));
-            vec![Some(t.reshape_raw(&grad, shape.dims()))]
+            grads_of([Some(t.reshape_raw(&grad, shape.dims()))])
         });
         let out = self.to(&product, x.dtype());
         drop(product);
@@ -193,7 +193,7 @@ impl Tape {
         });
         let (code, before, dtype) = (q.clone(), *x.shape(), x.dtype());
         r.finish(out, move |t, g| -> Grads {
-            let (Some(g), Some(_)) = (first(g), held.as_ref()) else { return vec![None] };
+            let (Some(g), Some(_)) = (first(g), held.as_ref()) else { return Grads::default() };
             let n = flat_rows(g).0;
             let rows = t.contiguous_raw(&t.reshape_raw(g, &[n, code.rows]));
             let dense = t.temp(code.shape(), dtype, "dequantised weight");
@@ -203,7 +203,7 @@ impl Tape {
             let grad = t.product_out(Shape::new(&[n, code.columns]), &rows, "grad of matmul input");
             drop(rows);
             drop(dense);
-            vec![Some(t.reshape_raw(&grad, before.dims()))]
+            grads_of([Some(t.reshape_raw(&grad, before.dims()))])
         })
     }
 }

@@ -1,6 +1,6 @@
 //! Sorting, prefix sums, selection of the largest: whole-tensor operations of CUB, and gathers by index.
 
-use crate::step::autograd::Recorder;
+use crate::step::autograd::{Grads, Recorder, grads_of};
 use crate::step::ops::pointwise::first;
 use crate::step::shape::{Dim, Shape};
 use crate::step::tape::Tape;
@@ -108,7 +108,7 @@ impl Tape {
         let out = self.temp(x.shape().narrowed(at, n).contiguous(), x.dtype(), "gather");
         let before = x.shape().contiguous();
         r.finish(out, move |t, g| {
-            let (Some(g), Some(indices)) = (first(g), saved.unpack(t)) else { return vec![None] };
+            let (Some(g), Some(indices)) = (first(g), saved.unpack(t)) else { return Grads::default() };
             let grad = t.temp(before, g.dtype(), "grad of gather");
             let line = |op: &'static str| t.temp(Shape::new(&[n]), Dtype::I64, op);
             let linear = {
@@ -124,7 +124,7 @@ impl Tape {
             drop(scratch);
             drop((range, order, sorted, linear));
             drop(indices);
-            vec![Some(grad)]
+            grads_of([Some(grad)])
         })
     }
 
@@ -139,8 +139,8 @@ impl Tape {
         let saved = r.save(&places);
         let whole = x.shape().contiguous();
         let values = r.finish(values, move |t, g| {
-            let (Some(g), Some(_places)) = (first(g), saved.unpack(t)) else { return vec![None] };
-            vec![Some(t.temp(whole, g.dtype(), "grad of the largest values"))]
+            let (Some(g), Some(_places)) = (first(g), saved.unpack(t)) else { return Grads::default() };
+            grads_of([Some(t.temp(whole, g.dtype(), "grad of the largest values"))])
         });
         (values, places)
     }

@@ -1,6 +1,6 @@
 //! Views, and the copies that a reshape makes when it cannot be one.
 
-use crate::step::autograd::Recorder;
+use crate::step::autograd::{Grads, Recorder, grads_of};
 use crate::step::ops::pointwise::first;
 use crate::step::shape::{Dim, Shape};
 use crate::step::tape::Tape;
@@ -31,11 +31,18 @@ impl Tape {
     /// `x.reshape(dims)`.
     #[must_use]
     pub fn reshape(&self, x: &Tensor, dims: &[Dim]) -> Tensor {
-        let x = &if x.shape().viewed(dims).is_some() { x.clone() } else { self.contiguous(x) };
+        let (x, seen) = &match x.shape().viewed(dims) {
+            Some(seen) => (x.clone(), seen),
+            None => {
+                let dense = self.contiguous(x);
+                let seen = dense.shape().viewed(dims).unwrap_or_else(|| dense.shape().contiguous());
+                (dense, seen)
+            }
+        };
         let r = Recorder::begin(self, &[x]);
         let before = *x.shape();
-        let out = x.alias(x.shape().viewed(dims).unwrap_or_else(|| x.shape().contiguous()));
-        r.finish(out, move |t, g| vec![first(g).map(|g| t.reshape_raw(g, before.dims()))])
+        let out = x.alias(*seen);
+        r.finish(out, move |t, g| grads_of([first(g).map(|g| t.reshape_raw(g, before.dims()))]))
     }
 
     /// `x.transpose(i, j)`.
@@ -43,7 +50,7 @@ impl Tape {
     pub fn transpose(&self, x: &Tensor, i: usize, j: usize) -> Tensor {
         let r = Recorder::begin(self, &[x]);
         let out = x.alias(x.shape().transposed(i, j));
-        r.finish(out, move |_, g| vec![first(g).map(|g| g.alias(g.shape().transposed(i, j)))])
+        r.finish(out, move |_, g| grads_of([first(g).map(|g| g.alias(g.shape().transposed(i, j)))]))
     }
 
     /// `x.contiguous()`: nothing when it already is.
@@ -54,7 +61,7 @@ impl Tape {
         }
         let r = Recorder::begin(self, &[x]);
         let out = self.temp(x.shape().contiguous(), x.dtype(), "contiguous copy");
-        r.finish(out, |_, g| vec![first(g).cloned()])
+        r.finish(out, |_, g| grads_of([first(g).cloned()]))
     }
 
     /// `x[..., part]` along dimension `i`. Backward writes the gradient into zeros of the whole.
@@ -63,7 +70,7 @@ impl Tape {
         let r = Recorder::begin(self, &[x]);
         let whole = *x.shape();
         let out = x.alias(x.shape().narrowed(i, part));
-        r.finish(out, move |t, g| vec![first(g).map(|g| t.temp(whole.contiguous(), g.dtype(), "grad of slice"))])
+        r.finish(out, move |t, g| grads_of([first(g).map(|g| t.temp(whole.contiguous(), g.dtype(), "grad of slice"))]))
     }
 
     /// `x[..., ::2]` along dimension `i`, or the elements between. Backward as of [`Tape::slice`].
@@ -72,7 +79,7 @@ impl Tape {
         let r = Recorder::begin(self, &[x]);
         let whole = *x.shape();
         let out = x.alias(x.shape().halved(i));
-        r.finish(out, move |t, g| vec![first(g).map(|g| t.temp(whole.contiguous(), g.dtype(), "grad of slice"))])
+        r.finish(out, move |t, g| grads_of([first(g).map(|g| t.temp(whole.contiguous(), g.dtype(), "grad of slice"))]))
     }
 
     /// `x[..., part].copy_(from)` along dimension `i`, as what `x` is from then on (`CopySlices`,
@@ -86,7 +93,7 @@ impl Tape {
         let whole = *x.shape();
         let out = x.alias(whole);
         r.finish(out, move |t, g| {
-            let Some(g) = first(g) else { return vec![None, None] };
+            let Some(g) = first(g) else { return Grads::default() };
             let result = t.temp(whole, g.dtype(), "grad of copy");
             let of_part = || t.temp(whole.narrowed(i, part).like(), g.dtype(), "grad of copied part");
             let mut grad = of_part();
@@ -96,7 +103,7 @@ impl Tape {
                 grad = t.cast_raw(&grad, dtype);
             }
             drop(zeros);
-            vec![needs_x.then_some(result), Some(grad)]
+            grads_of([needs_x.then_some(result), Some(grad)])
         })
     }
 
@@ -107,7 +114,7 @@ impl Tape {
         let r = Recorder::begin(self, &[x]);
         let whole = *x.shape();
         let out = x.alias(x.shape().selected(i));
-        r.finish(out, move |t, g| vec![first(g).map(|g| t.temp(whole.contiguous(), g.dtype(), "grad of select"))])
+        r.finish(out, move |t, g| grads_of([first(g).map(|g| t.temp(whole.contiguous(), g.dtype(), "grad of select"))]))
     }
 
     /// `x.split(part, dim=i)` into `n` equal views; the backward joins the gradients in one tensor.
@@ -136,7 +143,7 @@ impl Tape {
             let zeros: Vec<Tensor> = absent.map(|(_, shape)| t.temp(*shape, dtype, "zeros")).collect();
             let out = t.temp(whole.contiguous(), dtype, "grad of split");
             drop(zeros);
-            vec![Some(out)]
+            grads_of([Some(out)])
         })
     }
 
@@ -150,7 +157,7 @@ impl Tape {
         let (whole, dtype) = (*x.shape(), x.dtype());
         let part = |from: u64| x.alias(whole.narrowed(0, Dim::plain(size.min(rows - from))));
         let outs = (0..rows.div_ceil(size)).map(|i| part(i * size)).collect();
-        r.finish_many(outs, move |t, _| vec![Some(t.temp(whole.contiguous(), dtype, "grad of chunk"))])
+        r.finish_many(outs, move |t, _| grads_of([Some(t.temp(whole.contiguous(), dtype, "grad of chunk"))]))
     }
 
     /// `cat((nothing, x))`: a contiguous copy, whose backward narrows.
@@ -158,7 +165,7 @@ impl Tape {
     pub fn cat_alone(&self, x: &Tensor) -> Tensor {
         let r = Recorder::begin(self, &[x]);
         let out = self.temp(x.shape().contiguous(), x.dtype(), "concatenation");
-        r.finish(out, |_, g| vec![first(g).map(|g| g.alias(*g.shape()))])
+        r.finish(out, |_, g| grads_of([first(g).map(|g| g.alias(*g.shape()))]))
     }
 
     /// `pad(x, (0, n))`: the last dimension lengthened to `to`. Backward copies what was there.
@@ -167,7 +174,9 @@ impl Tape {
         let r = Recorder::begin(self, &[x]);
         let before = *x.shape();
         let out = self.temp(before.narrowed(before.rank() - 1, to).contiguous(), x.dtype(), "padded copy");
-        r.finish(out, move |t, g| vec![first(g).map(|g| t.temp(before.contiguous(), g.dtype(), "grad of padding"))])
+        r.finish(out, move |t, g| {
+            grads_of([first(g).map(|g| t.temp(before.contiguous(), g.dtype(), "grad of padding"))])
+        })
     }
 
     /// `where(mask, x, c)` for a Python number; the mask is kept.
@@ -179,11 +188,11 @@ impl Tape {
         let out = self.elementwise(&[mask, x], x.dtype(), "choice");
         drop(scalar);
         r.finish(out, move |t, g| {
-            let (Some(g), Some(mask)) = (first(g), s.unpack(t)) else { return vec![None] };
+            let (Some(g), Some(mask)) = (first(g), s.unpack(t)) else { return Grads::default() };
             let scalar = t.scalar(g.dtype(), "other value");
             let grad = t.elementwise(&[&mask, g], g.dtype(), "grad of choice");
             drop(scalar);
-            vec![Some(grad)]
+            grads_of([Some(grad)])
         })
     }
 
@@ -199,7 +208,7 @@ impl Tape {
                 let part = first(g).map(|g| g.alias(g.shape().narrowed(i, dim)))?;
                 Some(if part.dtype() == dtype { part } else { t.cast_raw(&part, dtype) })
             };
-            parts.map(narrow).into()
+            grads_of(parts.map(narrow))
         })
     }
 
@@ -209,7 +218,7 @@ impl Tape {
         let r = Recorder::begin(self, &[x]);
         let before = *x.shape();
         let out = x.alias(x.shape().unsqueezed(i));
-        r.finish(out, move |t, g| vec![first(g).map(|g| t.reshape_raw(g, before.dims()))])
+        r.finish(out, move |t, g| grads_of([first(g).map(|g| t.reshape_raw(g, before.dims()))]))
     }
 
     /// `x.expand(...)` along dimension `i` of size 1. Backward sums over it.
@@ -224,6 +233,6 @@ impl Tape {
         let r = Recorder::begin(self, &[x]);
         let before = *x.shape();
         let out = x.alias(to.iter().fold(before, |shape, (i, dim)| shape.expanded(*i, *dim)));
-        r.finish(out, move |t, g| vec![first(g).map(|g| t.sum_to(g, &before))])
+        r.finish(out, move |t, g| grads_of([first(g).map(|g| t.sum_to(g, &before))]))
     }
 }

@@ -9,7 +9,7 @@ use crate::bill::Part;
 use crate::model::family::{Built, Model, Parameter};
 use crate::plan::Plan;
 use crate::recipe::parallel::{Fsdp1, Prefetch, ShardingStrategy};
-use crate::step::autograd::Recorder;
+use crate::step::autograd::{Recorder, grads_of};
 use crate::step::load::layer_of;
 use crate::step::log::{Stream, Sync};
 use crate::step::parallel::flat::flat;
@@ -380,7 +380,7 @@ impl FullySharded {
                 drop(zeros);
                 all
             });
-            vec![Some(all)]
+            grads_of([Some(all)])
         });
         for (view, out) in unit.views.iter().zip(&outs) {
             if let Some(leaf) = view.leaf() {

@@ -9,7 +9,7 @@ use core::cell::Cell;
 use crate::model::family::{Built, Model};
 use crate::plan::Plan;
 use crate::recipe::parallel::TensorParallel;
-use crate::step::autograd::Recorder;
+use crate::step::autograd::{Grads, Recorder, grads_of};
 use crate::step::shape::{Dim, Shape};
 use crate::step::tape::Tape;
 use crate::step::tensor::{Dtype, Tensor};
@@ -128,7 +128,9 @@ impl Tape {
         self.as_dtensors(|| {
             let r = Recorder::begin(self, &[x]);
             let out = gather(self, x, SEQUENCE, ranks);
-            r.finish(out, move |t, g| vec![g.first().and_then(Option::as_ref).map(|g| scatter(t, g, SEQUENCE, ranks))])
+            r.finish(out, move |t, g| {
+                grads_of([g.first().and_then(Option::as_ref).map(|g| scatter(t, g, SEQUENCE, ranks))])
+            })
         })
     }
 
@@ -151,7 +153,7 @@ impl Tape {
             Split::Columns | Split::Head => {
                 let r = Recorder::begin(self, &[x]);
                 r.finish(x.alias(*x.shape()), |t, g| {
-                    vec![g.first().and_then(Option::as_ref).map(|g| t.temp(*g.shape(), g.dtype(), "all-reduce"))]
+                    grads_of([g.first().and_then(Option::as_ref).map(|g| t.temp(*g.shape(), g.dtype(), "all-reduce"))])
                 })
             }
         }
@@ -169,7 +171,10 @@ impl Tape {
                 let part = *out.shape();
                 r.finish(all, move |t, g| {
                     // Its own part, made contiguous.
-                    vec![g.first().and_then(Option::as_ref).map(|g| t.temp(part, g.dtype(), "part of a gradient"))]
+                    grads_of([g
+                        .first()
+                        .and_then(Option::as_ref)
+                        .map(|g| t.temp(part, g.dtype(), "part of a gradient"))])
                 })
             }
             Split::Columns | Split::Head => out,
@@ -187,7 +192,7 @@ impl Tape {
         };
         r.finish(out, move |t, g| {
             let g = g.first().and_then(Option::as_ref);
-            vec![g.map(|g| if sequence { gather(t, g, SEQUENCE, ranks) } else { g.clone() })]
+            grads_of([g.map(|g| if sequence { gather(t, g, SEQUENCE, ranks) } else { g.clone() })])
         })
     }
 
@@ -216,9 +221,11 @@ impl Tape {
         drop((shifted, mask));
         let (table, dtype) = (whole_table(weight, ranks), weight.dtype());
         let part = r.finish(out, move |t, g| {
-            let (Some(_), Some(ids)) = (g.first().and_then(Option::as_ref), saved.unpack(t)) else { return vec![None] };
+            let (Some(_), Some(ids)) = (g.first().and_then(Option::as_ref), saved.unpack(t)) else {
+                return Grads::default();
+            };
             let rows = ids.shape().dims().iter().copied().reduce(Dim::times).unwrap_or(Dim::plain(1));
-            vec![Some(t.embedding_grad(&t.reshape_raw(&ids, &[rows]), table, dtype))]
+            grads_of([Some(t.embedding_grad(&t.reshape_raw(&ids, &[rows]), table, dtype))])
         });
         self.sum_over_ranks(part)
     }
@@ -281,7 +288,7 @@ impl Tape {
             let (st, sl, saved) = &kept;
             let (Some(_), Some(x), Some(labels)) = (g.first().and_then(Option::as_ref), saved.unpack(t), sl.unpack(t))
             else {
-                return vec![None];
+                return Grads::default();
             };
             let total = st.unpack(t);
             let scaled = t.scalar(dtype, "gradient of the loss");
@@ -304,7 +311,7 @@ impl Tape {
             drop(sum);
             drop((of_rows, safe, zeros, mask, shifted, update, rows_at));
             drop((total, labels, x));
-            vec![Some(grad)]
+            grads_of([Some(grad)])
         })
     }
 

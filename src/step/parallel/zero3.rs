@@ -594,7 +594,7 @@ pub(super) fn linear(tape: &Tape, x: &Tensor, weight: &Tensor, bias: Option<&Ten
     let needs_w = weight.requires_grad();
     let bias = bias.map(|bias| *bias.shape());
     r.finish(out, move |t, g| {
-        let mut grads: Grads = vec![None; if bias.is_some() { 3 } else { 2 }];
+        let mut grads = Grads::default();
         let Some(g) = g.first().and_then(Option::as_ref) else { return grads };
         let (x, w) = (sx.unpack(t), sw.unpack(t));
         grads[0] = needs_x.then(|| t.product_out(xshape, g, "grad of matmul input"));
