@@ -1,6 +1,7 @@
 //! `vram-budget validate`: predicts measured cases and says how far off the predictions are.
 
 mod published;
+mod verdicts;
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -17,6 +18,7 @@ use vram_budget::text::{Locale, issue_line};
 
 use crate::exit::{self, Rejected};
 use crate::input;
+use verdicts::Verdicts;
 
 /// Measured cases.
 #[derive(Debug, clap::Args)]
@@ -24,6 +26,9 @@ pub(crate) struct Args {
     /// Measured cases, one a line, or measurement documents that carry a plan; - is stdin
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
+    /// Also judge cases on cards around the smallest on which their step was seen to complete, one a line
+    #[arg(long, value_name = "FILE", conflicts_with = "published")]
+    verdicts: Option<PathBuf>,
     /// One object a line and case, in bytes, instead of the table
     #[arg(long)]
     json: bool,
@@ -60,9 +65,14 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let mut table = Table::default();
+    let mut verdicts = args.verdicts.as_deref().map(Verdicts::read).transpose()?;
     let mut code = ExitCode::SUCCESS;
     for path in &args.files {
-        let mut each = |outcome: &Outcome| -> anyhow::Result<()> {
+        let mut each = |judged: Judged| -> anyhow::Result<()> {
+            if let Some(verdicts) = &mut verdicts {
+                verdicts.judge(&judged.id, judged.plan.as_ref().ok());
+            }
+            let outcome = &judged.outcome();
             if args.json {
                 serde_json::to_writer(&mut out, outcome)?;
                 writeln!(out)?;
@@ -82,12 +92,23 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if !args.json && table.cases > 0 {
         table.print(&mut out)?;
     }
+    if let Some(verdicts) = &verdicts {
+        if args.json {
+            writeln!(out, "{}", verdicts.json())?;
+        } else {
+            verdicts.print(&mut out)?;
+        }
+        if let Err(error) = verdicts.finish() {
+            out.flush()?;
+            return Err(error.into());
+        }
+    }
     out.flush()?;
     Ok(code)
 }
 
 /// Judges every case of a file: one case or measurement document a line, or one document that spans lines.
-fn validate(path: &Path, each: &mut dyn FnMut(&Outcome) -> anyhow::Result<()>) -> anyhow::Result<()> {
+fn validate(path: &Path, each: &mut dyn FnMut(Judged) -> anyhow::Result<()>) -> anyhow::Result<()> {
     let mut document = String::new();
     input::lines(path, |number, line| {
         if document.is_empty() {
@@ -95,12 +116,12 @@ fn validate(path: &Path, each: &mut dyn FnMut(&Outcome) -> anyhow::Result<()>) -
                 return Ok(());
             }
             match Case::read(line) {
-                Ok(case) => return each(&of_case(case)),
+                Ok(case) => return each(case.into()),
                 // The document goes on in the next line.
                 Err(error) if error.is_eof() => {}
                 Err(error) => {
                     let imported = import(line).map_err(|_| not_a_case(path, number, &error))?;
-                    return each(&of_import(path, imported)?);
+                    return each(of_import(path, imported)?);
                 }
             }
         }
@@ -114,7 +135,7 @@ fn validate(path: &Path, each: &mut dyn FnMut(&Outcome) -> anyhow::Result<()>) -
         return Ok(());
     }
     let imported = import(&document).map_err(|error| Rejected::import(input::name(path), &error))?;
-    each(&of_import(path, imported)?)
+    each(of_import(path, imported)?)
 }
 
 fn not_a_case(path: &Path, number: u64, error: &serde_json::Error) -> Rejected {
@@ -125,12 +146,29 @@ fn not_a_case(path: &Path, number: u64, error: &serde_json::Error) -> Rejected {
     Rejected::because(input::name(path), reason)
 }
 
-fn of_case(case: Case) -> Outcome {
-    let prediction = case.plan.and_then(|plan| predict(&plan));
-    outcome(case.id, case.family, prediction, case.readings, case.out_of_memory)
+/// What a case or a measurement says.
+struct Judged {
+    id: String,
+    family: String,
+    plan: Result<Plan, Vec<Issue>>,
+    readings: Vec<Reading>,
+    out_of_memory: bool,
 }
 
-fn of_import(path: &Path, imported: Imported) -> anyhow::Result<Outcome> {
+impl From<Case> for Judged {
+    fn from(Case { id, family, plan, readings, out_of_memory }: Case) -> Self {
+        Self { id, family, plan, readings, out_of_memory }
+    }
+}
+
+impl Judged {
+    fn outcome(self) -> Outcome {
+        let prediction = self.plan.and_then(|plan| predict(&plan));
+        outcome(self.id, self.family, prediction, self.readings, self.out_of_memory)
+    }
+}
+
+fn of_import(path: &Path, imported: Imported) -> anyhow::Result<Judged> {
     let Imported::Measurement { format: FormatId::Document, measurement } = imported else {
         return Err(Rejected::because(input::name(path), "only measurement documents say what was run").into());
     };
@@ -139,7 +177,7 @@ fn of_import(path: &Path, imported: Imported) -> anyhow::Result<Outcome> {
         return Err(Rejected::because(input::name(path), "the measurement has no plan: nothing to predict").into());
     };
     let id = id.unwrap_or_else(|| input::name(path));
-    Ok(outcome(id, family(&plan), predict(&plan), readings, false))
+    Ok(Judged { id, family: family(&plan), plan: Ok(plan), readings, out_of_memory: false })
 }
 
 fn family(plan: &Plan) -> String {
