@@ -332,6 +332,58 @@ fn cases_are_predicted_by_name_and_refused_by_reason() {
     assert!(table.lines().any(|l| l.starts_with("llama") && l.contains("max_allocated")), "{table}");
 }
 
+/// The bars of what is said about cards around the smallest on which a step was seen to complete.
+#[test]
+fn verdicts_stand_against_what_was_measured() {
+    let boundaries = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/training-steps/min-capacity.jsonl");
+    let known: Vec<Value> = include_str!("data/training-steps/min-capacity.jsonl")
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let id = |line: &str| serde_json::from_str::<Value>(line).unwrap()["id"].clone();
+    let ids: Vec<&Value> = known.iter().map(|boundary| &boundary["id"]).collect();
+    let all = include_str!("data/training-steps/cases.jsonl");
+    let cases: Vec<&str> = all.lines().filter(|line| ids.contains(&&id(line))).collect();
+    let path = file("boundary-cases.jsonl", &cases.join("\n"));
+    let text = ok(&["validate", "--json", "--verdicts", boundaries, path.to_str().unwrap()]);
+    let last: Value = serde_json::from_str(text.lines().last().unwrap()).unwrap();
+    let of = |card: &str, answer: &str| last["verdicts"][card][answer].as_u64().unwrap();
+    let sum = |cards: &[&str], answers: &[&str]| -> u64 {
+        cards.iter().flat_map(|card| answers.iter().map(move |answer| of(card, answer))).sum()
+    };
+    assert_eq!(sum(&["1.5"], &["fits", "tight", "cannot_tell", "does_not_fit"]), 110);
+    assert_eq!(sum(&["0.7", "0.85", "0.95"], &["fits"]), 0, "{last}");
+    assert!(sum(&["1.05", "1.2", "1.5"], &["does_not_fit"]) * 100 <= 3 * 110 * 2, "{last}");
+    assert!(sum(&["0.7", "0.85", "1.2", "1.5"], &["tight", "cannot_tell"]) * 100 <= 4 * 110 * 5, "{last}");
+    let strange = file("strange.jsonl", r#"{"id": "no such case", "completes_at_mib": 100}"#);
+    let done = fed(&["validate", "--verdicts", strange.to_str().unwrap(), "-"], cases[0]);
+    assert_eq!(done.code, 4);
+    assert!(done.talk.contains("no case is called no such case"), "{}", done.talk);
+}
+
+#[test]
+fn plans_are_searched_around_a_job() {
+    const JOB: [&str; 10] =
+        ["plan", "gpt2", "--gpu", "T4", "--precision", "fp32", "--seq-len", "128", "--global-batch", "8"];
+    const SPACE: [&str; 6] =
+        ["--try-checkpointing", "none,full", "--try-optimizer", "adamw,sgd", "--try-micro-batch", "2,3,8"];
+    let found = json(&[&JOB[..], &SPACE, &["--json", "--try-gpu", "RTX 4090"]].concat());
+    // 3 does not come out even: two micro-batches, two ways to checkpoint, three implementations of each, two GPUs.
+    assert_eq!(found["plans"], 2 * 2 * 6 * 2);
+    assert!(found["replayed"].as_u64().unwrap() < 48, "{}", found["replayed"]);
+    assert_eq!(found["smallest_gpu"], found["machines"][0]["gpu"]);
+    let best = &found["machines"][0]["fastest_that_fits"];
+    assert_eq!(best["verdict"], "fits");
+    let recipe = &best["plan"]["recipe"];
+    assert_eq!(recipe["micro_batch"].as_u64().unwrap() * recipe["grad_accum"].as_u64().unwrap(), 8);
+    let text = ok(&[&JOB[..], &SPACE].concat());
+    assert!(
+        text.contains("fastest that fits") && text.contains("tokens/s") && text.contains("micro-batch 8 × 1"),
+        "{text}"
+    );
+    assert!(rejected(&run(&["plan", "gpt2", "--try-gpu", "RTX 9999"])).contains("machine.gpu"));
+}
+
 #[test]
 fn measurement_documents_with_a_plan_are_validated_too() {
     let document = r#"{

@@ -63,6 +63,48 @@ fn no_verdict_contradicts_a_measured_boundary() {
     assert!(judged >= 40, "{judged}");
 }
 
+/// A margin moves the boundary of *fits* by exactly its share of the card, and nothing else: none, the articles' 10 to 15 %,
+/// and one that was measured, what a run reserved beyond what it allocated.
+#[test]
+fn a_margin_moves_the_boundary_by_what_it_says() {
+    let case = CASES.lines().map(|line| Case::read(line).unwrap()).find(|case| case.plan.is_ok()).unwrap();
+    let plan = case.plan.clone().unwrap();
+    let walked = estimate(&plan).unwrap();
+    let process = walked.tiers.reserved.as_ref().unwrap().peak_bytes.get();
+    let measured =
+        1.0 - walked.tiers.allocated.peak_bytes.as_f64() / walked.tiers.reserved.as_ref().unwrap().peak_bytes.as_f64();
+    assert!(0.0 < measured && measured < 0.5, "{measured}");
+    for (low, high) in [(0.0, 0.0), (0.10, 0.15), (0.15, 0.15), (measured, measured)] {
+        let kind = |bytes: u64| {
+            let mut plan = on_device(&case, 1);
+            let Some(GpuChoice::Custom(gpu)) = &mut plan.machine.gpu else { panic!("a case has its own device") };
+            gpu.memory_bytes = Bytes(bytes);
+            (plan.policy.margin_low, plan.policy.margin_high) = (low, high);
+            let mut tiers = walked.tiers.clone();
+            let process = vram_budget::bill::Tier { peak_bytes: Bytes(process), ..tiers.allocated.clone() };
+            tiers.process = Some(process);
+            judge(&tiers, &plan.hardware().unwrap(), &plan).kind
+        };
+        // The smallest card of which the margin is still free.
+        let keeps = |bytes: u64| {
+            #[expect(
+                clippy::cast_precision_loss,
+                clippy::cast_possible_truncation,
+                clippy::cast_sign_loss,
+                reason = "a share"
+            )]
+            let margin = (bytes as f64 * low).ceil() as u64;
+            bytes >= process + margin
+        };
+        let (mut small, mut large) = (process - 1, 2 * process);
+        while large - small > 1 {
+            let middle = small + (large - small) / 2;
+            if keeps(middle) { large = middle } else { small = middle }
+        }
+        assert_eq!((kind(large), kind(large - 1)), (VerdictKind::Fits, VerdictKind::Tight), "{low}");
+    }
+}
+
 /// The smallest card by replay against the one found by bisection on the real allocator.
 #[test]
 fn the_smallest_card_is_the_measured_one() {

@@ -173,6 +173,48 @@ pub fn bill(walk: &Walk, symbols: Vec<(&'static str, u64)>, sources: Sources) ->
     (Bill { columns, binding, symbols, kinds, sources }, timeline)
 }
 
+/// How much a walk's last step holds at most, in requested bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Peaks {
+    /// At each instant, in order.
+    pub(crate) of: [u64; 4],
+    /// When the optimizer's step begins.
+    pub(crate) before_step: u64,
+}
+
+impl Peaks {
+    /// The most.
+    pub(crate) fn most(&self) -> u64 {
+        self.of.into_iter().max().unwrap_or_default()
+    }
+}
+
+/// The heights of the walk's last step alone: what [`bill`] says of the columns' sums.
+pub(crate) fn peaks(walk: &Walk) -> Peaks {
+    let step = last_step(&walk.events);
+    let mut live = Live::new(walk);
+    for event in &walk.events[..step.start] {
+        live.apply(*event);
+    }
+    let mut instant = Instant::Forward;
+    let mut peaks = Peaks::default();
+    for event in &walk.events[step] {
+        live.apply(*event);
+        let entered = if let Event::Enter(entered) = event { Some(*entered) } else { None };
+        if entered.is_none() && !matches!(event, Event::Alloc(_)) {
+            continue;
+        }
+        instant = entered.unwrap_or(instant);
+        let Some(total) = live.total() else { continue };
+        let most = &mut peaks.of[instant as usize];
+        *most = total.max(*most);
+        if entered == Some(Instant::Step) {
+            peaks.before_step = total;
+        }
+    }
+    peaks
+}
+
 /// For each instant, how many events lie before its highest moment is reached and past; and the timeline.
 fn heights(walk: &Walk) -> ([(Instant, usize); 4], Vec<TimelinePoint>) {
     let step = last_step(&walk.events);

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::units::Bytes;
 
 pub use build::{MAX_TIMELINE_POINTS, bill, modelled};
+pub(crate) use build::{Peaks, peaks};
 pub use lines::{Cell, Kind, Line, Tensors};
 
 /// What a byte is for, in order of lifetime, longest first.

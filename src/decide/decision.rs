@@ -109,11 +109,7 @@ impl<'a> Situated<'a> {
 
     fn throughput(&self) -> Option<Throughput> {
         let run = self.runs.dearest();
-        // What several models and phases take, and what ranks say to each other, is not modelled.
-        if run.plan.recipe.method.is_some() || !run.plan.parallel.is_single() {
-            return None;
-        }
-        throughput::rough(&Work::of(&run.plan)?, &run.plan.recipe, &self.hardware)
+        throughput::rough(&work_of(&run.plan)?, &run.plan.recipe, &self.hardware)
     }
 
     fn decision(self, remedies: Vec<PricedRemedy>) -> Decision {
@@ -130,6 +126,13 @@ impl<'a> Situated<'a> {
         let tree = tree::steps(&plan.policy_in_force(), &estimate, &verdict, throughput.as_ref(), &remedies);
         Decision { estimate, verdict, caveats, tree, remedies, throughput }
     }
+}
+
+/// The work of a plan whose speed can be estimated: what several models and phases take, and what ranks say to each other, is
+/// not modelled.
+pub(super) fn work_of(plan: &Plan) -> Option<Work> {
+    let modelled = plan.recipe.method.is_none() && plan.parallel.is_single();
+    modelled.then(|| Work::of(plan)).flatten()
 }
 
 /// One walk of a plan whose precision is known.

@@ -6,6 +6,7 @@
 mod caveat;
 mod decision;
 pub mod remedy;
+pub mod search;
 #[cfg(test)]
 mod tests;
 mod tree;

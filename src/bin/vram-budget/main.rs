@@ -13,6 +13,7 @@ mod merge;
 mod method_args;
 mod page;
 mod parallel_args;
+mod plan;
 mod plan_args;
 mod probe;
 mod reconcile;
@@ -52,6 +53,8 @@ const EXAMPLES: &str = "Examples:
 enum Command {
     /// Estimate a training job: the bill, the verdict, what to change
     Estimate(Box<estimate::Args>),
+    /// Search the plans around a job: the front of memory and speed, the fastest that fits, the smallest GPU
+    Plan(Box<plan::Args>),
     /// Replay a run of many steps over sequences of many lengths: how reserved memory grows, and which advice helps
     Fragmentation(Box<fragmentation::Args>),
     /// Run a training command as it is and measure it: a document that the page, estimate and validate read
@@ -97,6 +100,7 @@ fn main() -> ExitCode {
     };
     let done = match cli.command {
         Command::Estimate(args) => estimate::run(&args),
+        Command::Plan(args) => plan::run(&args),
         Command::Fragmentation(args) => fragmentation::run(&args),
         Command::Record(args) => record::run(&args),
         Command::Merge(args) => merge::run(&args),

@@ -268,7 +268,7 @@ pub(crate) fn named<T: DeserializeOwned + Clone + Send + Sync + 'static>(
 }
 
 /// A value by its name in documents, with a number where it takes one: `full`, `every=2`.
-fn numbered<T: DeserializeOwned>(text: &str) -> Result<T, String> {
+pub(crate) fn numbered<T: DeserializeOwned>(text: &str) -> Result<T, String> {
     let value = match text.split_once('=') {
         None => Value::String(text.to_owned()),
         Some((name, number)) => {
@@ -310,7 +310,7 @@ fn precision() -> impl TypedValueParser<Value = Choice<Precision>> {
         .map(|name| Precision::ALL.into_iter().find(|p| p.name() == name).map_or(Choice::Unknown, Choice::Known))
 }
 
-fn optimizer() -> impl TypedValueParser<Value = OptimizerName> {
+pub(crate) fn optimizer() -> impl TypedValueParser<Value = OptimizerName> {
     PossibleValuesParser::new(OptimizerName::ALL.map(OptimizerName::name))
         .try_map(|name| serde_json::from_value(Value::String(name)))
 }
