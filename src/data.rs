@@ -59,6 +59,10 @@ impl<'a> Row<'a> {
         self.0.get(key)?.as_f64()
     }
 
+    pub(crate) fn decimals(self, key: &str) -> Vec<f64> {
+        self.list(key).iter().filter_map(Value::as_f64).collect()
+    }
+
     /// A position in the file's list of sources.
     pub(crate) fn position(self, key: &str) -> Option<usize> {
         self.number(key).and_then(|n| usize::try_from(n).ok())

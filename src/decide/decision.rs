@@ -16,6 +16,7 @@ use crate::model::Model;
 use crate::order::sort_short_by_key;
 use crate::plan::{PLAN_VERSION, Plan};
 use crate::recipe::Precision;
+use crate::recipe::parallel::DataParallel;
 use crate::rule_of_thumb::{self, Thumb};
 use crate::throughput::{self, Throughput, Work};
 use crate::units::Bytes;
@@ -38,6 +39,18 @@ pub struct Decision {
 }
 
 impl Decision {
+    /// The decision with a step's seconds as the user measured them: every speed is scaled by what the estimate was off.
+    #[must_use]
+    pub fn with_measured_step(mut self, seconds: f64) -> Self {
+        let Some(factor) = self.throughput.as_ref().map(|speed| seconds / speed.likely_seconds.0) else { return self };
+        let all = self.tree.iter_mut().map(|step| &mut step.throughput);
+        let all = all.chain(self.remedies.iter_mut().map(|remedy| &mut remedy.throughput));
+        for speed in all.chain([&mut self.throughput]) {
+            *speed = speed.take().map(|speed| speed.calibrated(factor));
+        }
+        self
+    }
+
     /// Whether the allocator's replay is still to come: see [`quick`].
     #[must_use]
     pub fn awaits_replay(&self) -> bool {
@@ -128,11 +141,11 @@ impl<'a> Situated<'a> {
     }
 }
 
-/// The work of a plan whose speed can be estimated: what several models and phases take, and what ranks say to each other, is
-/// not modelled.
+/// The work of a plan whose speed can be estimated: what several models and phases take is not modelled. Megatron-LM says what
+/// it runs again and which kernels it runs apart from the recipe, which is not read here.
 pub(super) fn work_of(plan: &Plan) -> Option<Work> {
-    let modelled = plan.recipe.method.is_none() && plan.parallel.is_single();
-    modelled.then(|| Work::of(plan)).flatten()
+    let megatron = matches!(plan.parallel.data, DataParallel::Megatron(_));
+    (plan.recipe.method.is_none() && !megatron).then(|| Work::of(plan)).flatten()
 }
 
 /// One walk of a plan whose precision is known.

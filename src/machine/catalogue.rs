@@ -72,6 +72,10 @@ pub struct Gpu {
     pub tflops: Peaks,
     /// Memory bandwidth, GB/s (10⁹ bytes a second).
     pub bandwidth_gbps: Option<f64>,
+    /// The link between the GPUs of a node, one direction, GB/s. `None`: there is none.
+    pub link_gbps: Option<f64>,
+    /// The generation of the PCIe link to the host.
+    pub pcie_generation: Option<u64>,
     /// The best matrix product measured, as a share of the peak.
     pub matmul_fraction: Option<f64>,
     torch_total_gib: Option<f64>,
@@ -91,6 +95,10 @@ pub struct Peaks {
     pub fp16: Option<f64>,
     /// BF16 with FP32 accumulation.
     pub bf16: Option<f64>,
+    /// FP32 products through TF32.
+    pub tf32: Option<f64>,
+    /// FP8.
+    pub fp8: Option<f64>,
 }
 
 impl Gpu {
@@ -105,8 +113,16 @@ impl Gpu {
             compute_capability: row.text("compute_capability"),
             bf16: row.flag("bf16"),
             memory_gb: row.number("memory_gb").unwrap_or_default(),
-            tflops: Peaks { fp32: tflops.decimal("fp32"), fp16: tflops.decimal("fp16"), bf16: tflops.decimal("bf16") },
+            tflops: Peaks {
+                fp32: tflops.decimal("fp32"),
+                fp16: tflops.decimal("fp16"),
+                bf16: tflops.decimal("bf16"),
+                tf32: tflops.decimal("tf32"),
+                fp8: tflops.decimal("fp8"),
+            },
             bandwidth_gbps: row.decimal("bandwidth_gbps"),
+            link_gbps: row.decimal("link_gbps"),
+            pcie_generation: row.number("pcie_generation"),
             matmul_fraction: row.decimal("matmul_fraction"),
             torch_total_gib: row.decimal("torch_total_gib"),
             torch_total_source: row.position("torch_total_source"),
@@ -267,6 +283,8 @@ mod tests {
             let optional = [
                 "aliases",
                 "bandwidth_gbps",
+                "link_gbps",
+                "pcie_generation",
                 "matmul_fraction",
                 "torch_total_gib",
                 "torch_total_source",
@@ -275,7 +293,12 @@ mod tests {
                 "note",
             ];
             assert_eq!(row.misfits(&required, &optional), [""; 0], "{}", row.text("name"));
-            assert_eq!(row.row("tflops").misfits(&[], &["fp32", "fp16", "bf16"]), [""; 0], "{}", row.text("name"));
+            assert_eq!(
+                row.row("tflops").misfits(&[], &["fp32", "fp16", "bf16", "tf32", "fp8"]),
+                [""; 0],
+                "{}",
+                row.text("name")
+            );
         }
         for gpu in gpus() {
             assert!(gpu.sources().all(|s| s != "source not recorded"), "{}", gpu.name);

@@ -43,6 +43,8 @@ impl core::str::FromStr for Capability {
 pub struct Hardware {
     /// The GPU's name; `None` when the plan names none.
     pub name: Option<String>,
+    /// The generation. `None`: not known.
+    pub arch: Option<String>,
     /// `None`: not a CUDA device, or not known.
     pub capability: Option<Capability>,
     /// Whether it computes in BF16. `None`: not known.
@@ -59,6 +61,10 @@ pub struct Hardware {
     pub peaks: Peaks,
     /// Memory bandwidth, GB/s. `None`: not known.
     pub bandwidth_gbps: Option<f64>,
+    /// The link between the GPUs of a node, one direction, GB/s. `None`: none, or not known.
+    pub link_gbps: Option<f64>,
+    /// The generation of the PCIe link to the host. `None`: not known.
+    pub pcie_generation: Option<u64>,
     /// The best matrix product measured, as a share of the peak. `None`: not known.
     pub matmul_fraction: Option<f64>,
 }
@@ -92,6 +98,7 @@ impl Machine {
         let mut hardware = match &self.gpu {
             None => Hardware {
                 name: None,
+                arch: None,
                 capability: None,
                 bf16: None,
                 capacity: None,
@@ -100,6 +107,8 @@ impl Machine {
                 in_use: None,
                 peaks: Peaks::default(),
                 bandwidth_gbps: None,
+                link_gbps: None,
+                pcie_generation: None,
                 matmul_fraction: None,
             },
             Some(GpuChoice::Custom(gpu)) => {
@@ -113,6 +122,7 @@ impl Machine {
                 });
                 Hardware {
                     name: Some(gpu.name.clone()),
+                    arch: capability.and_then(arch_of).map(str::to_owned),
                     capability,
                     // BF16 needs Ampere, compute capability 8.0, or newer.
                     bf16: capability.map(|c| c >= Capability(8, 0)),
@@ -122,6 +132,8 @@ impl Machine {
                     in_use: None,
                     peaks: Peaks::default(),
                     bandwidth_gbps: None,
+                    link_gbps: None,
+                    pcie_generation: None,
                     matmul_fraction: None,
                 }
             }
@@ -132,6 +144,7 @@ impl Machine {
                 }
                 Ok(gpu) => Hardware {
                     name: Some(gpu.name.clone()),
+                    arch: Some(gpu.arch.clone()),
                     capability: gpu.compute_capability.parse().ok(),
                     bf16: Some(gpu.bf16),
                     capacity: gpu.capacity(),
@@ -140,6 +153,8 @@ impl Machine {
                     in_use: None,
                     peaks: gpu.tflops,
                     bandwidth_gbps: gpu.bandwidth_gbps,
+                    link_gbps: gpu.link_gbps,
+                    pcie_generation: gpu.pcie_generation,
                     matmul_fraction: gpu.matmul_fraction,
                 },
             },

@@ -455,7 +455,7 @@ impl Catalogue for English {
                 "The caching allocator keeps blocks that no longer fit, and more of them when shapes vary. A job without a margin runs for an hour and then stops."
             }
             Question::Throughput => {
-                "The figure divides the floating-point operations by the card’s peak and a range of shares that real runs reach. It knows nothing of your data loader, kernels or clocks: measure before you decide by it."
+                "Each kernel takes as long as its size lets it on this card, by shares of the peaks that published runs reached; ranks and the host add theirs. Nine of ten published runs lie in the range. It knows nothing of your data loader or clocks: measure before you decide by it."
             }
         }
     }
@@ -950,7 +950,7 @@ impl Catalogue for English {
             Msg::GaugeRule { rule } => format!("{rule} rule"),
             Msg::ThroughputFact { low, high } => format!("{low} to {high} tokens/s"),
             Msg::ThroughputNote { numbers, low, high, step_low, step_high, source } => format!(
-                "{numbers}. A step takes {step_low} to {step_high} s if {low} to {high} of the peak is reached ({source})."
+                "{numbers}. A step takes {step_low} to {step_high} s, {low} to {high} of the peak ({source})."
             ),
             Msg::ImplementationUnknown { implementation } => {
                 format!("{} ({})", self.label(Label::DontKnow), self.implementation(*implementation))

@@ -1,15 +1,28 @@
-//! How long a step takes, roughly: floating-point operations over the hardware's peak times a range of efficiencies,
-//! no faster than kernels can be launched, plus the bytes that the optimizer moves.
+//! How long a step takes: each kernel by its size and what is reached on the card, what ranks say to each other, and what the
+//! host does. The figures are published ones, each with its source (`efficiency.json`); the result is a range.
 
+mod card;
+mod kernel;
+mod layout;
+mod link;
+mod net;
+mod run;
+mod step;
+#[cfg(test)]
+mod tests;
 mod work;
 
 use serde::{Deserialize, Serialize};
 
+pub use card::{Card, Compute, Stack};
+pub use layout::{Layout, Shard};
+pub use net::{Experts, Net, Product};
+pub use step::{Again, Run, Share, Times, Trained, time};
 pub use work::Work;
 
 use crate::bill::{Provenance, ProvenanceKind};
-use crate::machine::{Hardware, Peaks};
-use crate::recipe::{OptimizerImpl, OptimizerName, Precision, Recipe};
+use crate::machine::Hardware;
+use crate::recipe::Recipe;
 use crate::units::Seconds;
 
 /// A low and a high figure.
@@ -25,12 +38,25 @@ impl Range {
     fn times(self, factor: f64) -> Self {
         Self { low: self.low * factor, high: self.high * factor }
     }
+
+    fn under(self, whole: f64) -> Self {
+        Self { low: whole / self.high, high: whole / self.low }
+    }
 }
 
-/// A rough estimate of speed. Always shown as rough, and as a range.
+/// Seconds of one part of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Part {
+    /// Which.
+    pub part: Share,
+    /// Seconds.
+    pub seconds: f64,
+}
+
+/// An estimate of speed, as a range.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Throughput {
-    /// Tokens of one optimizer step.
+    /// Tokens of one optimizer step, of all ranks.
     pub tokens_per_step: u64,
     /// Floating-point operations per token, recomputation included.
     pub flops_per_token: f64,
@@ -41,117 +67,124 @@ pub struct Throughput {
     pub numbers: String,
     /// The hardware's dense peak for the recipe's dtype, FLOP/s.
     pub peak_flops: f64,
-    /// Share of the peak that is reached, recomputation counted as work.
+    /// HFU: share of the peak that is reached, recomputation counted as work, attention as what a causal kernel computes.
     pub efficiency: Range,
+    /// MFU: the same of what has to be computed, recomputation not counted, attention counted in full (PaLM's convention).
+    pub mfu: Range,
     /// Seconds of a step below which kernels cannot be launched.
     pub launch_seconds: Range,
-    /// Seconds of the optimizer's step. `None`: the memory bandwidth is not known, and it is left out.
+    /// Seconds of the optimizer's step.
     pub optimizer_seconds: Option<Range>,
-    /// Where the efficiency comes from.
+    /// Where the figures come from.
     pub provenance: Provenance,
-    /// Tokens a second.
+    /// Tokens a second, of all ranks.
     pub tokens_per_second: Range,
-    /// Seconds per optimizer step.
+    /// Sequences a second, of all ranks.
+    pub samples_per_second: Range,
+    /// Seconds per optimizer step: the shortest and the longest.
     pub step_seconds: (Seconds, Seconds),
+    /// The most likely, of which `parts` add up.
+    pub likely_seconds: Seconds,
+    /// Its parts, in the order of a step, those that take any time.
+    pub parts: Vec<Part>,
+    /// Ranks that share the step.
+    pub ranks: u64,
 }
 
-/// Shares of the best measured matrix product that eager PyTorch reaches over a whole step: 0.4 with autocast and
-/// small batches, 0.6 with flash attention and large ones. A judgement from published runs (llm-foundry, torchtitan,
-/// torchtune, nanoGPT): 28–50 % of the peak.
-const EAGER: Range = Range { low: 0.4, high: 0.6 };
-/// The lowest and the highest best matrix product of NVIDIA's cards (stas00/ml-engineering, MAMF tables).
-const BEST_PRODUCT: Range = Range { low: 0.73, high: 0.87 };
-/// Seconds to launch one operation from Python.
-const LAUNCH: Range = Range { low: 5e-6, high: 10e-6 };
-/// Operations of one layer, forward and backward.
-const LAYER_OPS: (f64, f64) = (60.0, 100.0);
-/// The share of the memory bandwidth that an update reaches.
-const BANDWIDTH_SHARE: f64 = 0.8;
+/// What training over many tokens takes.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Budget {
+    /// Tokens.
+    pub tokens: u64,
+    /// Optimizer steps.
+    pub steps: u64,
+    /// Days.
+    pub days: Range,
+    /// Hours of all GPUs together.
+    pub gpu_hours: Range,
+}
 
-/// Estimates the speed of `recipe` on `hardware`, where the hardware's peak for the recipe's dtype is known.
+impl Throughput {
+    /// What `tokens` take, at full speed throughout.
+    #[must_use]
+    #[expect(clippy::cast_precision_loss, reason = "a time is no exact figure")]
+    pub fn budget(&self, tokens: u64) -> Budget {
+        let seconds = self.tokens_per_second.under(tokens as f64);
+        Budget {
+            tokens,
+            steps: tokens.div_ceil(self.tokens_per_step.max(1)),
+            days: seconds.times(1.0 / 86_400.0),
+            gpu_hours: seconds.times(self.ranks as f64 / 3600.0),
+        }
+    }
+
+    /// The estimate with a factor that a measured step gives: the parts grow alike, and the range narrows to it.
+    #[must_use]
+    pub fn calibrated(mut self, factor: f64) -> Self {
+        let measured = self.likely_seconds.0 * factor;
+        let (shortest, longest) = (self.step_seconds.0.0, self.step_seconds.1.0);
+        let per_step = self.tokens_per_second.low * longest;
+        let samples = self.samples_per_second.low * longest;
+        let done = (self.efficiency.low * longest, self.mfu.low * longest);
+        let one = |whole: f64| Range { low: whole / measured, high: whole / measured };
+        self.tokens_per_second = one(per_step);
+        self.samples_per_second = one(samples);
+        self.efficiency = one(done.0);
+        self.mfu = one(done.1);
+        self.step_seconds = (Seconds(measured), Seconds(measured));
+        self.likely_seconds = Seconds(measured);
+        self.optimizer_seconds = self.optimizer_seconds.map(|range| range.times(measured / shortest.max(1e-12)));
+        for part in &mut self.parts {
+            part.seconds *= factor;
+        }
+        self.provenance = Provenance {
+            kind: ProvenanceKind::Measured,
+            source: "a step that was measured; its parts are the estimate's, scaled to it".into(),
+        };
+        self
+    }
+}
+
+/// The published interval around a prediction, as factors.
+fn interval() -> Range {
+    Range { low: card::figure("interval", "low"), high: card::figure("interval", "high") }
+}
+
+/// Estimates the speed of `recipe` on `hardware`, where the hardware's peak for the recipe's dtype and its bandwidth are
+/// known.
 #[must_use]
-#[expect(clippy::cast_precision_loss, reason = "a rough figure")]
+#[expect(clippy::cast_precision_loss, reason = "a time is no exact figure")]
 pub fn rough(work: &Work, recipe: &Recipe, hardware: &Hardware) -> Option<Throughput> {
-    let precision = recipe.precision?;
-    let peak_flops = peak(precision, hardware.peaks)? * 1e12;
-    let recomputes = recipe.checkpointing.recomputes_one_in().is_some();
+    let run = Run::of(work, recipe)?;
+    let card = Card::of(hardware, run.compute)?;
+    let times = time(&work.net, &run, &work.layout, &card);
+    let seconds = times.total();
     let (formula, flops_per_token, numbers) = work.flops_per_token(recipe);
-    let micro_tokens = recipe.micro_batch.checked_mul(recipe.seq_len)?;
-    let tokens_per_step = micro_tokens.checked_mul(recipe.grad_accum)?;
-
-    let (best, of) = match hardware.matmul_fraction {
-        Some(f) => (Range { low: f, high: f }, "this card's best measured matrix product"),
-        None => (BEST_PRODUCT, "the best measured matrix products of such cards"),
+    let samples = recipe.micro_batch.checked_mul(recipe.grad_accum)?.checked_mul(work.layout.data)?;
+    let tokens_per_step = samples.checked_mul(recipe.seq_len)?;
+    let range = interval().times(seconds);
+    let of_peak = |per_token: f64| {
+        let done = per_token * tokens_per_step as f64 / (work.layout.world as f64 * card.peak);
+        range.under(done)
     };
-    let efficiency = Range { low: EAGER.low * best.low, high: EAGER.high * best.high };
-    let flops = flops_per_token * tokens_per_step as f64;
-    let passes = if recomputes { 2.0 * LAYER_OPS.0 + LAYER_OPS.1 } else { LAYER_OPS.0 + LAYER_OPS.1 };
-    let launch_seconds = LAUNCH.times(work.layers as f64 * passes * recipe.grad_accum as f64);
-    let optimizer_seconds = hardware.bandwidth_gbps.and_then(|gbps| update(work, recipe, precision, gbps * 1e9));
-    let optimizer = optimizer_seconds.unwrap_or(Range { low: 0.0, high: 0.0 });
-
-    let shortest = (flops / (peak_flops * efficiency.high)).max(launch_seconds.low) + optimizer.low;
-    let longest = (flops / (peak_flops * efficiency.low)).max(launch_seconds.high) + optimizer.high;
-    (shortest > 0.0 && longest.is_finite()).then(|| Throughput {
+    let within = |share: Share| interval().times(times.get(share));
+    let parts = Share::ALL.into_iter().map(|part| Part { part, seconds: times.get(part) });
+    (seconds > 0.0 && seconds.is_finite()).then(|| Throughput {
         tokens_per_step,
         flops_per_token,
         formula,
         numbers,
-        peak_flops,
-        efficiency,
-        launch_seconds,
-        optimizer_seconds,
-        provenance: Provenance {
-            kind: ProvenanceKind::Assumed,
-            source: format!(
-                "eager PyTorch reaches 0.4 to 0.6 of {of} over a whole step: a judgement from published runs"
-            ),
-        },
-        tokens_per_second: Range { low: tokens_per_step as f64 / longest, high: tokens_per_step as f64 / shortest },
-        step_seconds: (Seconds(shortest), Seconds(longest)),
-    })
-}
-
-/// The peak of the dtype that the products run in, TFLOP/s.
-fn peak(precision: Precision, peaks: Peaks) -> Option<f64> {
-    match precision {
-        Precision::Fp32 => peaks.fp32,
-        Precision::AmpFp16 | Precision::PureFp16 => peaks.fp16,
-        Precision::AmpBf16 | Precision::PureBf16 | Precision::Bf16Master => peaks.bf16,
-        // No framework runs it.
-        Precision::RuleOfThumb => None,
-    }
-}
-
-/// The update reads parameters, gradients and states and writes parameters and states. The foreach and the for-loop
-/// implementations pass over them two to three times.
-#[expect(clippy::cast_precision_loss, reason = "a rough figure")]
-fn update(work: &Work, recipe: &Recipe, precision: Precision, bytes_per_second: f64) -> Option<Range> {
-    let width = match precision {
-        // Adapters are FP32 whatever lies beneath them.
-        _ if recipe.lora.is_some() => 4.0,
-        Precision::Fp32 | Precision::AmpBf16 | Precision::AmpFp16 | Precision::Bf16Master => 4.0,
-        Precision::PureBf16 | Precision::PureFp16 => 2.0,
-        Precision::RuleOfThumb => return None,
-    };
-    // Parameters are read and written, gradients read; each state is read and written.
-    let states = match recipe.optimizer.name {
-        OptimizerName::Sgd if recipe.optimizer.momentum == 0.0 => 0.0,
-        // One byte per element of each state; their scales are a few percent of that.
-        OptimizerName::AdamW8bit | OptimizerName::PagedAdamW8bit => 2.0 / width,
-        OptimizerName::Lion8bit | OptimizerName::PagedLion8bit => 1.0 / width,
-        OptimizerName::AdEmaMix8bit => 3.0 / width,
-        OptimizerName::AdamW32bit | OptimizerName::PagedAdamW32bit | OptimizerName::AdEmaMix => 8.0 / width,
-        OptimizerName::Lion => 4.0 / width,
-        OptimizerName::Sgd | OptimizerName::Adagrad | OptimizerName::RmsProp | OptimizerName::Muon => 1.0,
-        // Second moments of rows and columns count for nothing; norms and means read the gradient three more times.
-        OptimizerName::Adafactor | OptimizerName::AdafactorHf => 1.5,
-        _ => 2.0,
-    };
-    let tensors = 3.0 + 2.0 * states;
-    let once = work.trained as f64 * width * tensors / (bytes_per_second * BANDWIDTH_SHARE);
-    Some(match recipe.optimizer.implementation {
-        Some(OptimizerImpl::Fused) => Range { low: once, high: once },
-        _ => Range { low: 2.0 * once, high: 3.0 * once },
+        peak_flops: card.peak,
+        efficiency: of_peak(flops_per_token),
+        mfu: of_peak(work.model_flops_per_token(recipe.seq_len)),
+        launch_seconds: interval().times(run.launch_seconds(&work.net)),
+        optimizer_seconds: Some(within(Share::Optimizer)),
+        provenance: Provenance { kind: ProvenanceKind::Assumed, source: card.source.clone() },
+        tokens_per_second: range.under(tokens_per_step as f64),
+        samples_per_second: range.under(samples as f64),
+        step_seconds: (Seconds(range.low), Seconds(range.high)),
+        likely_seconds: Seconds(seconds),
+        parts: parts.filter(|part| part.seconds > 0.0).collect(),
+        ranks: work.layout.world,
     })
 }

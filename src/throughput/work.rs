@@ -3,13 +3,14 @@
 use crate::estimate::read_model;
 use crate::model::family::{Model, Parameter};
 use crate::plan::Plan;
-use crate::recipe::{Attention, Recipe};
+use crate::recipe::{Attention, Checkpointing, Recipe};
 use crate::step::adapters::trained_shapes;
 use crate::step::shape::Shape;
 use crate::step::train::over_treated;
+use crate::throughput::{Again, Layout, Net};
 
 /// What a stack of layers' operations depend on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Work {
     /// What the optimizer updates: all parameters, or the adapters'.
     pub trained: u64,
@@ -24,6 +25,12 @@ pub struct Work {
     pub query_width: u64,
     /// Whether a token attends to those before it alone.
     pub causal: bool,
+    /// Inputs and outputs of the layers that adapters are on, added up.
+    pub adapted: [u64; 2],
+    /// The products and widths.
+    pub net: Net,
+    /// How ranks share the step.
+    pub layout: Layout,
 }
 
 impl Work {
@@ -44,19 +51,33 @@ impl Work {
                 _ => n,
             })
         };
+        let rank = plan.recipe.lora.as_ref().map(|lora| lora.r);
         let sums = |model: &dyn Model| {
             let trained = trained_shapes(model, &plan.recipe);
-            [trained.iter().filter_map(Shape::numel).sum(), model.parameters().iter().filter_map(in_products).sum()]
+            // An adapter's two matrices: rank × inputs, outputs × rank.
+            let side = |at: usize| {
+                let of = |shape: &Shape| match shape.dims() {
+                    dims @ [_, _] if Some(dims[at].n) == rank => dims[1 - at].n,
+                    _ => 0,
+                };
+                trained.iter().map(of).sum()
+            };
+            let products = model.parameters().iter().filter_map(in_products).sum();
+            [trained.iter().filter_map(Shape::numel).sum(), products, side(0), side(1)]
         };
-        let [trained, product_parameters] = over_treated(model.as_ref(), &plan.recipe, &sums);
+        let [trained, product_parameters, inputs, outputs] = over_treated(model.as_ref(), &plan.recipe, &sums);
+        // A kernel under an explicit mask skips nothing.
+        let causal = !model.attends_both_ways() && plan.recipe.packed.is_empty();
         Some(Self {
             trained,
             product_parameters,
             adapters: plan.recipe.lora.as_ref().map(|_| trained),
             layers: dimensions.layers,
             query_width: dimensions.query_width,
-            // A kernel under an explicit mask skips nothing.
-            causal: !model.attends_both_ways() && plan.recipe.packed.is_empty(),
+            causal,
+            adapted: [inputs, outputs],
+            net: Net::of(model.as_ref(), causal),
+            layout: Layout::of(&plan.parallel),
         })
     }
 
@@ -67,7 +88,7 @@ impl Work {
     /// layer in forward, and twice that in backward; a causal kernel does half of it, eager attention and an encoder all.
     #[expect(clippy::cast_precision_loss, reason = "a rough figure")]
     pub(super) fn flops_per_token(&self, recipe: &Recipe) -> (String, f64, String) {
-        let again = recipe.checkpointing.recomputes_one_in().map_or(0.0, |k| 1.0 / k.max(1) as f64);
+        let again = again(recipe.checkpointing).products;
         let whole = !self.causal || recipe.attention == Some(Attention::Eager);
         let of_parameters = 2.0 * (3.0 + again);
         let of_attention = of_parameters * if whole { 2.0 } else { 1.0 };
@@ -88,28 +109,46 @@ impl Work {
     }
 }
 
+/// What a mode of checkpointing runs again. The selective one keeps the outputs of products and of attention.
+pub(super) const fn again(checkpointing: Checkpointing) -> Again {
+    match (checkpointing, checkpointing.recomputes_one_in()) {
+        (Checkpointing::Selective, _) => Again { products: 0.0, attention: 0.0, pointwise: 1.0 },
+        // Every second product is run again; attention's outputs are kept.
+        (Checkpointing::SelectiveHalf, _) => Again { products: 0.5, attention: 0.0, pointwise: 1.0 },
+        #[expect(clippy::cast_precision_loss, reason = "a count of layers")]
+        (_, Some(k)) => Again::layers(1.0 / if k == 0 { 1.0 } else { k as f64 }),
+        (_, None) => Again::layers(0.0),
+    }
+}
+
+impl Work {
+    /// Model FLOPs of a token: what has to be computed, without what is run again, attention counted in full as PaLM's
+    /// appendix B does.
+    #[expect(clippy::cast_precision_loss, reason = "a rough figure")]
+    pub(super) fn model_flops_per_token(&self, seq_len: u64) -> f64 {
+        let attention = 12.0 * self.layers as f64 * self.query_width as f64 * seq_len as f64;
+        let of_weights = if self.adapters.is_some() { 4.0 } else { 6.0 };
+        of_weights * self.product_parameters as f64 + 6.0 * self.adapters.unwrap_or_default() as f64 + attention
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::recipe::Checkpointing;
 
     /// Llama-2-7B at 2,048 tokens, by hand: 6 × 6,607,343,616 + 12 × 32 × 4096 × 2048 with all of attention counted.
     #[test]
     fn flops_of_a_token() {
-        let mut work = Work {
-            trained: 6_738_415_616,
-            product_parameters: 6_607_343_616,
-            adapters: None,
-            layers: 32,
-            query_width: 4096,
-            causal: true,
-        };
+        let mut work = of("llama-2-7b");
+        assert_eq!((work.trained, work.product_parameters), (6_738_415_616, 6_607_343_616));
         let mut recipe = Recipe { seq_len: 2048, attention: Some(Attention::Eager), ..Recipe::default() };
         assert_eq!(work.flops_per_token(&recipe).1, 39_644_061_696.0 + 3_221_225_472.0);
         recipe.attention = None;
         assert_eq!(work.flops_per_token(&recipe).1, 39_644_061_696.0 + 1_610_612_736.0);
         recipe.checkpointing = Checkpointing::Every(2);
         assert_eq!(work.flops_per_token(&recipe).1, 7.0 * 6_607_343_616.0 + 7.0 * 32.0 * 4096.0 * 2048.0);
+        recipe.checkpointing = Checkpointing::Selective;
+        assert_eq!(work.flops_per_token(&recipe).1, 39_644_061_696.0 + 1_610_612_736.0, "no product is run again");
         recipe.checkpointing = Checkpointing::Full;
         assert_eq!(work.flops_per_token(&recipe).1, 8.0 * 6_607_343_616.0 + 8.0 * 32.0 * 4096.0 * 2048.0);
         // Frozen weights have no gradients: 6N with layers run again, and the adapters' own products in full.
@@ -137,6 +176,19 @@ mod tests {
         ] {
             let work = of(preset);
             assert_eq!((work.trained, work.product_parameters), (trained, active - embedding), "{preset}");
+            // Norms are in no product.
+            let rest = work.product_parameters as f64 - work.net.active();
+            assert!((0.0..2e6).contains(&rest), "{preset}: {rest}");
+        }
+    }
+
+    /// As their model cards say: 37 billion of DeepSeek-V3, 3.61 of gpt-oss-20b and 5.13 of gpt-oss-120b, whose embedding
+    /// is not counted.
+    #[test]
+    fn model_cards_count_the_same() {
+        for (preset, billions) in [("deepseek-v3", 37.0), ("gpt-oss-20b", 3.61), ("gpt-oss-120b", 5.13)] {
+            let active = of(preset).product_parameters as f64 / 1e9;
+            assert!((active / billions - 1.0).abs() < 0.02, "{preset}: {active}");
         }
     }
 

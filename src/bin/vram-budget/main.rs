@@ -4,6 +4,7 @@
 //! driver, 4 the input was rejected.
 #![expect(clippy::disallowed_methods, reason = "the command opens files; the engine does not")]
 
+mod csv;
 mod estimate;
 mod exit;
 mod fragmentation;

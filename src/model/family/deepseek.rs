@@ -237,6 +237,10 @@ impl Model for DeepSeek {
         all
     }
 
+    fn routed_experts(&self) -> Option<(u64, u64)> {
+        Some((self.per_token, self.experts))
+    }
+
     /// Not the MLPs' layers: adapters named for them go to the experts' stacked weights too (peft 0.21,
     /// utils/transformers_weight_conversion.py), which is not modelled.
     fn linear_names(&self) -> Vec<Option<&'static str>> {

@@ -151,6 +151,10 @@ impl Model for GptOss {
         all
     }
 
+    fn routed_experts(&self) -> Option<(u64, u64)> {
+        Some((self.per_token, self.experts))
+    }
+
     fn linear_names(&self) -> Vec<Option<&'static str>> {
         const PLACES: [(usize, &str); 4] =
             [(at::Q, "q_proj"), (at::K, "k_proj"), (at::V, "v_proj"), (at::OUT, "o_proj")];

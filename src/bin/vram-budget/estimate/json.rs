@@ -21,6 +21,7 @@ pub(super) fn print(
     smallest: Option<&SmallestCard>,
     rows: Option<&[Row]>,
     ranks: &[RankEstimate],
+    tokens: Option<u64>,
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
     let estimate = &decision.estimate;
@@ -51,6 +52,10 @@ pub(super) fn print(
     }
     if let (Some(rows), Value::Object(document)) = (rows, &mut document) {
         document.insert("measured".into(), serde_json::to_value(rows)?);
+    }
+    let budget = decision.throughput.as_ref().zip(tokens).map(|(speed, tokens)| speed.budget(tokens));
+    if let (Some(budget), Value::Object(document)) = (budget, &mut document) {
+        document.insert("budget".into(), serde_json::to_value(budget)?);
     }
     serde_json::to_writer_pretty(&mut *out, &document)?;
     writeln!(out)?;

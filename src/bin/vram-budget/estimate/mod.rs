@@ -4,6 +4,7 @@ mod events;
 mod json;
 mod measured;
 mod report;
+mod time;
 
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -31,6 +32,12 @@ pub(crate) struct Args {
     /// Compare with what was measured: a measurement document or the script's output; - is stdin
     #[arg(long, help_heading = "Output", value_name = "FILE")]
     measured: Option<PathBuf>,
+    /// Seconds of a step as you measured it: replaces what is assumed of kernels, here and in what is advised
+    #[arg(long, help_heading = "Output", value_name = "SECONDS", value_parser = seconds)]
+    step_seconds: Option<f64>,
+    /// Also say what training over so many tokens takes
+    #[arg(long, help_heading = "Output", value_name = "TOKENS", value_parser = clap::value_parser!(u64).range(1..))]
+    tokens: Option<u64>,
     /// The unit of the measured figures, where they are not bytes
     #[arg(long, help_heading = "Output", requires = "measured", value_parser = unit())]
     unit: Option<Unit>,
@@ -41,6 +48,11 @@ pub(crate) fn unit() -> impl TypedValueParser<Value = Unit> {
         .map(|symbol| Unit::ALL.into_iter().find(|u| u.symbol() == symbol).unwrap_or(Unit::B))
 }
 
+fn seconds(text: &str) -> Result<f64, String> {
+    let seconds = text.parse().ok().filter(|s: &f64| s.is_finite() && *s > 0.0);
+    seconds.ok_or_else(|| "a number of seconds above 0".into())
+}
+
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let plan = args.plan.plan()?;
     let mut out = io::BufWriter::new(anstream::stdout().lock());
@@ -49,7 +61,10 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         out.flush()?;
         return Ok(ExitCode::SUCCESS);
     }
-    let decision = decide(&plan).map_err(|issues| Rejected::fields("the plan cannot be estimated", &issues))?;
+    let mut decision = decide(&plan).map_err(|issues| Rejected::fields("the plan cannot be estimated", &issues))?;
+    if let Some(seconds) = args.step_seconds {
+        decision = decision.with_measured_step(seconds);
+    }
     let rows = match &args.measured {
         Some(path) => Some(measured::rows(&decision, path, args.unit)?),
         None => None,
@@ -58,9 +73,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let smallest = decision.estimate.readings.as_ref().and_then(|_| smallest_card_of(&plan).ok());
     let ranks = ranks(&plan).unwrap_or_default();
     if args.json {
-        json::print(&plan, &decision, smallest.as_ref(), rows.as_deref(), &ranks, &mut out)?;
+        json::print(&plan, &decision, smallest.as_ref(), rows.as_deref(), &ranks, args.tokens, &mut out)?;
     } else {
-        report::print(&plan, &decision, smallest.as_ref(), &ranks, &mut out)?;
+        report::print(&plan, &decision, smallest.as_ref(), &ranks, args.tokens, &mut out)?;
         if let Some(rows) = &rows {
             measured::print(rows, &mut out)?;
         }

@@ -26,6 +26,7 @@ pub(super) fn print(
     decision: &Decision,
     smallest: Option<&SmallestCard>,
     ranks: &[RankEstimate],
+    tokens: Option<u64>,
     out: &mut dyn Write,
 ) -> io::Result<()> {
     let text = Locale::En.text();
@@ -39,6 +40,9 @@ pub(super) fn print(
     all_ranks(text, ranks, out)?;
     phases(text, plan, decision, out)?;
     tree(text, decision, out)?;
+    if let Some(speed) = &decision.throughput {
+        super::time::print(speed, tokens, out)?;
+    }
     remedies(text, decision, out)?;
     // The rule of thumb is among the caveats too.
     for note in decision.estimate.notes.iter().filter(|note| **note != Note::RuleOfThumb) {
@@ -334,7 +338,7 @@ fn share(step: &TreeStep) -> String {
 fn speed(t: &Throughput) -> String {
     let (shortest, longest) = t.step_seconds;
     format!(
-        "roughly {} to {} tokens/s, {} to {} s a step",
+        "about {} to {} tokens/s, {} to {} s a step",
         rounded(t.tokens_per_second.low),
         rounded(t.tokens_per_second.high),
         three_digits(shortest.0),

@@ -1,6 +1,7 @@
 //! `vram-budget validate`: predicts measured cases and says how far off the predictions are.
 
 mod published;
+mod throughput;
 mod verdicts;
 
 use std::collections::BTreeMap;
@@ -35,6 +36,13 @@ pub(crate) struct Args {
     /// The files hold published measurements with the plans of what was run: every row, and errors by source and metric
     #[arg(long)]
     published: bool,
+    /// The files are tables of published speeds (CSV): predicted against published throughput by source; --rows also says
+    /// each row
+    #[arg(long, conflicts_with = "published")]
+    throughput: bool,
+    /// With --throughput, a line for each row before the tables
+    #[arg(long, requires = "throughput")]
+    rows: bool,
 }
 
 /// A case and what became of it.
@@ -61,6 +69,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let mut out = io::BufWriter::new(io::stdout().lock());
     if args.published {
         published::run(&args.files, args.json, &mut out)?;
+        out.flush()?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    if args.throughput {
+        throughput::run(&args.files, args.json, args.rows, &mut out)?;
         out.flush()?;
         return Ok(ExitCode::SUCCESS);
     }

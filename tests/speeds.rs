@@ -1,0 +1,46 @@
+//! Published speeds against the command that predicts them.
+#![allow(missing_docs, clippy::unwrap_used, clippy::disallowed_methods)]
+
+use std::process::Command;
+
+use serde_json::Value;
+
+const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/published/throughput.csv");
+
+fn speeds(args: &[&str]) -> String {
+    let output = Command::new(env!("CARGO_BIN_EXE_vram-budget"))
+        .args(["validate", "--throughput", FILE])
+        .args(args)
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// At least 80 % of the rows of transformers are predicted, with a median error of at most 15 %, nine of ten within 35 %.
+#[test]
+fn published_speeds_are_predicted() {
+    let rows: Vec<Value> = speeds(&["--json"]).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(rows.len(), 504);
+    let rows: Vec<_> = rows.iter().filter(|row| row["class"] == "transformer").collect();
+    assert!(rows.len() > 400);
+    let mut errors: Vec<f64> = rows.iter().filter_map(|row| row["error"].as_f64()).map(f64::abs).collect();
+    assert!(errors.len() * 10 >= rows.len() * 8, "{} of {}", errors.len(), rows.len());
+    errors.sort_by(f64::total_cmp);
+    assert!(errors[errors.len() / 2] <= 15.0, "{}", errors[errors.len() / 2]);
+    let within = errors.iter().filter(|error| **error <= 35.0).count();
+    assert!(within * 10 >= errors.len() * 9, "{within} of {}", errors.len());
+    // The interval that every estimate is given with.
+    let factor = |row: &&&Value| Some(row["published_seconds"].as_f64()? / row["predicted_seconds"].as_f64()?);
+    let inside = rows.iter().filter(|row| factor(row).is_some_and(|f| (0.8..=1.4).contains(&f))).count();
+    assert!(inside * 10 >= errors.len() * 9, "{inside} of {}", errors.len());
+}
+
+/// Of the pairs of a source that differ by more than 10 %, at least 85 % are predicted in the right order.
+#[test]
+fn published_speeds_are_ranked() {
+    let table = speeds(&[]);
+    let line = table.lines().find(|line| line.starts_with("all ")).unwrap();
+    let ordered: f64 = line.split_whitespace().last().unwrap().trim_end_matches('%').parse().unwrap();
+    assert!(ordered >= 85.0, "{line}");
+}
