@@ -66,10 +66,18 @@ const USUAL_RANKS: [u64; 3] = [16, 8, 64];
 const USUAL_MOMENTUM: f64 = 0.9;
 
 /// A version between any two changes of PyTorch's rules, the newest first.
-const PYTORCH: [Version; 7] =
-    [Version(2, 15), Version(2, 14), Version(2, 10), Version(2, 8), Version(2, 4), Version(2, 0), Version(1, 13)];
+const PYTORCH: [Version; 8] = [
+    Version(2, 15),
+    Version(2, 14),
+    Version(2, 10),
+    Version(2, 8),
+    Version(2, 4),
+    Version(2, 0),
+    Version(1, 13),
+    Version(1, 10),
+];
 /// The same of transformers.
-const TRANSFORMERS: [Version; 11] = [
+const TRANSFORMERS: [Version; 12] = [
     Version(5, 24),
     Version(5, 3),
     Version(4, 57),
@@ -80,6 +88,7 @@ const TRANSFORMERS: [Version; 11] = [
     Version(4, 49),
     Version(4, 48),
     Version(4, 47),
+    Version(4, 46),
     Version(4, 45),
 ];
 
