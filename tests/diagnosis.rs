@@ -94,7 +94,7 @@ fn scenarios() -> Vec<(&'static str, Vec<String>)> {
         (
             "backward peaks far above forward",
             vec![
-                r#"{"base": 16060523520, "forward_delta": 14281172480, "backward_delta": 1779383296, "step_delta": 0, "peak": 50302646784}"#.into(),
+                r#"{"base": 16060523520, "forward_delta": 14281172480, "backward_delta": 1779383296, "step_delta": 4026531840, "peak": 50302646784}"#.into(),
             ],
         ),
         ("out of memory in optimizer.step()", vec![out_of_memory(step)]),

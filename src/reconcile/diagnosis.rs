@@ -223,12 +223,13 @@ fn backward_peak(measurement: &Measurement) -> Option<Symptom> {
             let base = measurement.bytes(ReadingName::Step(which, StepReading::Base))?;
             size(base.checked_add(measurement.bytes(ReadingName::Step(which, StepReading::ForwardDelta))?)?)
         })?;
-        // The whole step's peak is backward's where nothing later is as high.
-        let later = of(StepReading::StepPeak).or(of(StepReading::AfterStep)).or_else(|| {
-            let name = |reading| ReadingName::Step(which, reading);
-            let grown = |reading| measurement.bytes(name(reading));
-            let forward = i64::try_from(forward.get()).ok()?;
-            size(forward.checked_add(grown(StepReading::BackwardDelta)?)?.checked_add(grown(StepReading::StepDelta)?)?)
+        // The whole step's peak is backward's where nothing later is as high. The optimizer's temporaries are of the size of
+        // the states that its first step makes, at most; where it makes none they are not known.
+        let later = of(StepReading::StepPeak).or_else(|| {
+            let grown = |reading| measurement.bytes(ReadingName::Step(which, reading));
+            let states = grown(StepReading::StepDelta).filter(|states| *states > 0)?;
+            let after = i64::try_from(forward.get()).ok()?.checked_add(grown(StepReading::BackwardDelta)?)?;
+            size(after.checked_add(states.checked_mul(2)?)?)
         });
         let of_step = || of(StepReading::Peak).filter(|peak| later.is_some_and(|later| *peak > later));
         let peak = of(StepReading::BackwardPeak).or_else(of_step)?;
