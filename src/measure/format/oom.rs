@@ -284,18 +284,18 @@ fn refine(message: &mut Measurement, warning: &str) {
     if !map && !cursor.eat("whiletryingtoallocate") {
         return;
     }
-    let mut exact = |name, size: Option<u64>| {
-        let Some(bytes) = size.and_then(|bytes| i64::try_from(bytes).ok()) else { return };
+    let mut exact = |name, bytes: Option<i64>| {
+        let Some(bytes) = bytes else { return };
         let name = ReadingName::Reported(name);
         message.readings.retain(|reading| reading.name != name);
         message.readings.push(super::text::exact(name, bytes));
     };
-    exact(Reported::Refused, cursor.number());
+    exact(Reported::Refused, cursor.bytes());
     if cursor.eat("bytes(free:") {
-        let free = cursor.number();
+        let free = cursor.bytes();
         if cursor.eat(",total:") {
             exact(Reported::Free, free);
-            exact(Reported::Total, cursor.number());
+            exact(Reported::Total, cursor.bytes());
         }
     }
     if map && let Some(failure) = &mut message.failure {

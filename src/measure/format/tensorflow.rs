@@ -57,8 +57,7 @@ fn read(text: &str, at: usize) -> Option<(Measurement, usize)> {
         if rest.contains("isnotafailure") {
             return None;
         }
-        let rounded = rest.strip_prefix("(roundedto").and_then(|rest| Cursor::new(rest).number());
-        let rounded = rounded.and_then(|bytes| i64::try_from(bytes).ok()).filter(|bytes| *bytes < 1 << 53);
+        let rounded = rest.strip_prefix("(roundedto").and_then(|rest| Cursor::new(rest).bytes());
         message.readings.push(rounded.map_or_else(|| size.reading(tried), |bytes| exact(tried, bytes)));
         let head = &text[floor(text, at.saturating_sub(40))..at];
         message.source.as_mut()?.device = gpu(head, "GPU_");
@@ -76,7 +75,7 @@ fn read(text: &str, at: usize) -> Option<(Measurement, usize)> {
             if !cursor.eat(label) {
                 return None;
             }
-            cursor.number().and_then(|number| i64::try_from(number).ok()).filter(|number| *number < 1 << 53)
+            cursor.bytes()
         };
         let limit = number("Limit:")?;
         let readings = [

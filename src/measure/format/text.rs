@@ -194,6 +194,12 @@ impl<'a> Cursor<'a> {
         Some(number)
     }
 
+    /// Steps over a whole number of bytes; none where it is more than a document carries.
+    pub(super) fn bytes(&mut self) -> Option<i64> {
+        let bytes = self.number().filter(|bytes| *bytes <= MAX_DOCUMENT_BYTES)?;
+        i64::try_from(bytes).ok()
+    }
+
     /// Steps over a size, `1.25GiB`, and nothing where there is none.
     pub(super) fn size(&mut self, units: Units) -> Option<Size> {
         let len = number_len(self.rest)?;

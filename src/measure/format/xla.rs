@@ -14,10 +14,7 @@ fn read(text: &str, at: usize) -> Option<(Measurement, usize)> {
     cursor.eat("RESOURCE_EXHAUSTED:Outofmemory");
     let known = cursor.eat("whiletryingtoallocate") || cursor.eat("allocating");
     let mut message = Measurement::of(Source::new(FormatId::XlaOom));
-    if known
-        && let Some(bytes) = cursor.number().and_then(|bytes| i64::try_from(bytes).ok())
-        && bytes < 1 << 53
-    {
+    if known && let Some(bytes) = cursor.bytes() {
         message.readings.push(exact(ReadingName::Reported(Reported::Tried), bytes));
     }
     // The next message of the same process has its own list.
