@@ -1,7 +1,6 @@
 //! Prediction against measurement, figure by figure.
 
 mod diagnosis;
-pub mod empirical;
 mod hypothesis;
 mod prediction;
 mod trend;
