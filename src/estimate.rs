@@ -320,7 +320,7 @@ fn flash_package_issues(model: &dyn Model, plan: &Plan, capability: Option<Capab
         let what = "kernels of the package flash-attn: they need compute capability 8.0".into();
         add(IssueKind::NotSupportedByHardware { what });
     }
-    // `FlashAttention only support fp16 and bf16 data type` (csrc/flash_attn/flash_api.cpp, 2.8.3).
+    // `FlashAttention only support fp16 and bf16 data type` (csrc/flash_attn/flash_api.cpp, 2.8.4).
     if recipe.precision == Some(Precision::Fp32) && recipe.quantization.is_none() {
         let expected = "FP16 or BF16, which is all that the package flash-attn takes".into();
         issues.push(Issue::new("recipe.precision", IssueKind::NotA { expected, found: "fp32".into() }));

@@ -1,5 +1,5 @@
 //! The kernels of the package flash-attn by what its autograd functions and `csrc/flash_attn/flash_api.cpp` allocate and keep
-//! (read at 2.8.3). Query, key and value are [b, s, heads, d] however they lie: only the last dimension must be dense.
+//! (read at 2.8.4). Query, key and value are [b, s, heads, d] however they lie: only the last dimension must be dense.
 
 use crate::step::autograd::{Grads, Recorder, grads_of};
 use crate::step::ops::attention::flash_splits;
