@@ -22,8 +22,15 @@ pub enum Change {
     SdpaBackend(Option<SdpaBackend>),
     /// Activation checkpointing.
     Checkpointing(Checkpointing),
-    /// The optimizer, with its default implementation.
-    Optimizer(OptimizerName),
+    /// The optimizer.
+    Optimizer {
+        /// Which.
+        name: OptimizerName,
+        /// Its implementation. `None`: its default.
+        implementation: Option<OptimizerImpl>,
+        /// Momentum of SGD and RMSprop.
+        momentum: f64,
+    },
     /// Momentum of SGD and RMSprop.
     Momentum(f64),
     /// The optimizer's implementation.
@@ -120,7 +127,18 @@ pub fn candidates(plan: &Plan) -> Vec<Change> {
     all.extend(checkpointing.map(Change::Checkpointing));
     let implementations = recipe.optimizer.name.implementations();
     all.extend(implementations.iter().copied().map(Change::Implementation));
-    all.extend(OptimizerName::ALL.map(Change::Optimizer));
+    for name in OptimizerName::ALL {
+        // An implementation that the plan names is kept where the other optimizer has it, as its own default otherwise.
+        let own = recipe.optimizer.implementation.filter(|one| name.implementations().contains(one));
+        all.push(Change::Optimizer { name, implementation: own, momentum: 0.0 });
+        let others = name.implementations().iter().map(|one| Some(*one));
+        all.extend(others.filter(|one| *one != own).map(|one| Change::Optimizer {
+            name,
+            implementation: one,
+            momentum: 0.0,
+        }));
+    }
+    all.push(Change::Optimizer { name: OptimizerName::Sgd, implementation: None, momentum: USUAL_MOMENTUM });
     all.extend([0.0, USUAL_MOMENTUM].map(Change::Momentum));
     all.extend([true, false].map(Change::WorkspaceKept));
     all.extend([ZeroGrad::None, ZeroGrad::Zero].map(Change::ZeroGrad));
@@ -182,14 +200,10 @@ impl Change {
             Self::SdpaBackend(backend) if of_sdpa => recipe.sdpa_backend = backend,
             Self::SdpaBackend(_) => {}
             Self::Checkpointing(checkpointing) => recipe.checkpointing = checkpointing,
-            Self::Optimizer(name) if name == recipe.optimizer.name => {}
-            Self::Optimizer(name) => {
+            Self::Optimizer { name, .. } if name == recipe.optimizer.name => {}
+            Self::Optimizer { name, implementation, momentum } => {
                 let optimizer = &mut recipe.optimizer;
-                optimizer.name = name;
-                optimizer.implementation = optimizer.implementation.filter(|one| name.implementations().contains(one));
-                if !matches!(name, OptimizerName::Sgd | OptimizerName::RmsProp) {
-                    optimizer.momentum = 0.0;
-                }
+                (optimizer.name, optimizer.implementation, optimizer.momentum) = (name, implementation, momentum);
             }
             Self::Momentum(momentum) if recipe.optimizer.name == OptimizerName::Sgd => {
                 recipe.optimizer.momentum = momentum;
@@ -239,7 +253,14 @@ impl Change {
             Self::Attention(_) => Self::Attention(recipe.attention.unwrap_or(Attention::Sdpa)),
             Self::SdpaBackend(_) => Self::SdpaBackend(recipe.sdpa_backend),
             Self::Checkpointing(_) => Self::Checkpointing(recipe.checkpointing),
-            Self::Optimizer(_) => Self::Optimizer(recipe.optimizer.name),
+            Self::Optimizer { .. } => {
+                let optimizer = &recipe.optimizer;
+                Self::Optimizer {
+                    name: optimizer.name,
+                    implementation: optimizer.implementation,
+                    momentum: optimizer.momentum,
+                }
+            }
             Self::Momentum(_) => Self::Momentum(recipe.optimizer.momentum),
             Self::Implementation(_) => Self::Implementation(recipe.optimizer.implementation()),
             Self::InBackward(_) => Self::InBackward(recipe.optimizer.in_backward),

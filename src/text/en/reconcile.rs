@@ -33,7 +33,11 @@ impl ReconcileCatalogue for English {
             Change::Checkpointing(Checkpointing::None) => "no checkpointing".into(),
             Change::Checkpointing(Checkpointing::Every(k)) => format!("checkpointing of one layer in {k}"),
             Change::Checkpointing(mode) => format!("checkpointing {}", self.checkpointing(mode)),
-            Change::Optimizer(name) => self.optimizer(name).into(),
+            Change::Optimizer { name, implementation, momentum } => {
+                let how = implementation.map(|one| format!(" ({})", self.implementation(one))).unwrap_or_default();
+                let momentum = if momentum > 0.0 { " with momentum" } else { "" };
+                format!("{}{how}{momentum}", self.optimizer(name))
+            }
             Change::Momentum(momentum) => yes_no(momentum > 0.0, "momentum", "no momentum"),
             Change::Implementation(one) => format!("the {} implementation of the optimizer", self.implementation(one)),
             Change::InBackward(yes) => yes_no(yes, "the optimizer in backward", "the optimizer after backward"),
