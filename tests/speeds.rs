@@ -17,20 +17,29 @@ fn speeds(args: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// At least 80 % of the rows of transformers are predicted, with a median error of at most 15 %, nine of ten within 35 %.
+/// Sources that figures of `efficiency.json` were taken from, as the command names them.
+const TAKEN_FROM: [&str; 6] = ["mpt", "titan", "simumax", "qwen1", "mcore", "stas"];
+
+/// At least 80 % of the rows of transformers are predicted, with a median error of at most 15 %, also of the sources that no
+/// figure was taken from; of all, nine of ten within 35 % and in the interval that every estimate is given with. Of those
+/// sources alone fewer are, which the command's table shows.
 #[test]
 fn published_speeds_are_predicted() {
     let rows: Vec<Value> = speeds(&["--json"]).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(rows.len(), 504);
     let rows: Vec<_> = rows.iter().filter(|row| row["class"] == "transformer").collect();
     assert!(rows.len() > 400);
-    let mut errors: Vec<f64> = rows.iter().filter_map(|row| row["error"].as_f64()).map(f64::abs).collect();
-    assert!(errors.len() * 10 >= rows.len() * 8, "{} of {}", errors.len(), rows.len());
-    errors.sort_by(f64::total_cmp);
-    assert!(errors[errors.len() / 2] <= 15.0, "{}", errors[errors.len() / 2]);
-    let within = errors.iter().filter(|error| **error <= 35.0).count();
+    let alone = |row: &&&Value| !TAKEN_FROM.contains(&row["source"].as_str().unwrap());
+    let checked: Vec<_> = rows.iter().filter(alone).copied().collect();
+    for rows in [&rows, &checked] {
+        let mut errors: Vec<f64> = rows.iter().filter_map(|row| row["error"].as_f64()).map(f64::abs).collect();
+        assert!(errors.len() * 10 >= rows.len() * 8, "{} of {}", errors.len(), rows.len());
+        errors.sort_by(f64::total_cmp);
+        assert!(errors[errors.len() / 2] <= 15.0, "{}", errors[errors.len() / 2]);
+    }
+    let errors: Vec<f64> = rows.iter().filter_map(|row| row["error"].as_f64()).collect();
+    let within = errors.iter().filter(|error| error.abs() <= 35.0).count();
     assert!(within * 10 >= errors.len() * 9, "{within} of {}", errors.len());
-    // The interval that every estimate is given with.
     let factor = |row: &&&Value| Some(row["published_seconds"].as_f64()? / row["predicted_seconds"].as_f64()?);
     let inside = rows.iter().filter(|row| factor(row).is_some_and(|f| (0.8..=1.4).contains(&f))).count();
     assert!(inside * 10 >= errors.len() * 9, "{inside} of {}", errors.len());
@@ -40,7 +49,9 @@ fn published_speeds_are_predicted() {
 #[test]
 fn published_speeds_are_ranked() {
     let table = speeds(&[]);
-    let line = table.lines().find(|line| line.starts_with("all ")).unwrap();
-    let ordered: f64 = line.split_whitespace().last().unwrap().trim_end_matches('%').parse().unwrap();
-    assert!(ordered >= 85.0, "{line}");
+    for sum in ["all ", "checked alone "] {
+        let line = table.lines().find(|line| line.starts_with(sum)).unwrap();
+        let ordered: f64 = line.split_whitespace().last().unwrap().trim_end_matches('%').parse().unwrap();
+        assert!(ordered >= 85.0, "{line}");
+    }
 }
