@@ -56,7 +56,7 @@ fn group_by_length(all: &mut [u64], batch: usize) {
 }
 
 /// SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014).
-struct Random(u64);
+pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
     fn next(&mut self) -> u64 {
@@ -68,7 +68,7 @@ impl Random {
     }
 
     /// A number from 0 to below `n`.
-    fn below(&mut self, n: u64) -> u64 {
+    pub(crate) fn below(&mut self, n: u64) -> u64 {
         let high = (u128::from(self.next()) * u128::from(n)) >> 64;
         u64::try_from(high).unwrap_or_default()
     }

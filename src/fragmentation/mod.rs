@@ -11,5 +11,7 @@ mod piece;
 mod run;
 
 pub use compare::{ADVICE, Comparison, End, Outcome, Setting};
+#[cfg(test)]
+pub(crate) use draw::Random;
 pub use draw::steps;
 pub use run::{Program, Run, StepFigures};

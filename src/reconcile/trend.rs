@@ -94,24 +94,13 @@ const fn float(figure: i64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// Numbers from a seed (SplitMix64).
-    struct Random(u64);
-
-    impl Random {
-        fn next(&mut self) -> u64 {
-            self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-            let mut z = self.0;
-            z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-            z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-            z ^ (z >> 31)
-        }
-        fn below(&mut self, n: u64) -> i64 {
-            i64::try_from(self.next() % n).unwrap()
-        }
-    }
+    use crate::fragmentation::Random;
 
     const MB: i64 = 1_000_000;
+
+    fn below(random: &mut Random, n: u64) -> i64 {
+        i64::try_from(random.below(n)).unwrap()
+    }
 
     /// What is allocated at the end of each step of a run with `leak` bytes a step: some shapes drawn at random, each of
     /// which keeps a batch of its own size alive and, when it is new, fills caches for good; the optimizer's states after
@@ -120,16 +109,16 @@ mod tests {
     fn run(seed: u64, steps: i64, leak: i64) -> Series {
         let mut random = Random(seed);
         let shapes: Vec<(i64, i64)> =
-            (0..=random.below(12)).map(|_| (random.below(24) * MB, random.below(64) * MB)).collect();
+            (0..=below(&mut random, 12)).map(|_| (below(&mut random, 24) * MB, below(&mut random, 64) * MB)).collect();
         let mut seen = vec![false; shapes.len()];
-        let mut level = 2_000 * MB + random.below(20_000) * MB;
+        let mut level = 2_000 * MB + below(&mut random, 20_000) * MB;
         let states = level;
-        let (evaluates, collects) = (random.below(3) == 0, random.below(3) == 0);
-        let shift = (random.below(2) == 0).then(|| (random.below(200), random.below(800) * MB));
-        let period = 10 + random.below(20);
+        let (evaluates, collects) = (below(&mut random, 3) == 0, below(&mut random, 3) == 0);
+        let shift = (below(&mut random, 2) == 0).then(|| (below(&mut random, 200), below(&mut random, 800) * MB));
+        let period = 10 + below(&mut random, 20);
         let points = (0..steps)
             .map(|step| {
-                let drawn = usize::try_from(random.below(shapes.len() as u64)).unwrap();
+                let drawn = usize::try_from(below(&mut random, shapes.len() as u64)).unwrap();
                 let (kept, cached) = shapes[drawn];
                 if !core::mem::replace(&mut seen[drawn], true) {
                     level += cached;
