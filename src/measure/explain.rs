@@ -1,7 +1,9 @@
 //! What a measurement means: why a message says that memory ran out, the figures that say so, and what is worth knowing
 //! beside them. Figures alone decide; where they do not, nothing is said.
 
-use crate::measure::{Failure, FailureKind, Figure, FormatId, Measurement, ReadingName, Reported, Series, TierName};
+use crate::measure::{
+    Failure, FailureKind, Figure, FormatId, Measurement, ReadingName, Reported, Series, Stage, TierName, Tracked,
+};
 use crate::units::{Bytes, GIB, MIB};
 
 /// Why memory ran out. The figures are those of the message.
@@ -152,6 +154,24 @@ pub enum Fact {
         /// Of what is reserved.
         reserved: Bytes,
     },
+    /// JAX's allocator holds more than the arrays do.
+    Pool {
+        /// What arrays hold.
+        held: Bytes,
+        /// What the allocator has taken from the driver.
+        pool: Bytes,
+    },
+    /// What a stage of Hugging Face's trainer needed.
+    Stage {
+        /// The stage.
+        stage: Stage,
+        /// What it left in use at its end, in bytes.
+        kept: i64,
+        /// What its highest was above its end.
+        above: Option<Bytes>,
+        /// Of host memory.
+        host: bool,
+    },
     /// A figure that should stay level grows by more than a megabyte.
     Grows {
         /// Its name.
@@ -217,7 +237,13 @@ pub fn causes(measurement: &Measurement) -> Vec<Cause> {
         FailureKind::Recomputation => vec![Cause::Recomputation { differ: failure.what.clone() }],
         FailureKind::OutOfMemory => match tried {
             Some(tried) => of_figures(measurement, failure, tried),
-            None => vec![Cause::Peak { allocated: None, total: None, tried: None, missing: None }],
+            // A compiler's plan for the whole program, beside what the device has.
+            None => {
+                let (allocated, total) =
+                    (figure(measurement, Reported::XlaTotal), figure(measurement, Reported::Allowed));
+                let missing = allocated.zip(total).map(|(allocated, total)| allocated.saturating_sub(total));
+                vec![Cause::Peak { allocated: total.and(allocated), total, tried: None, missing }]
+            }
         },
     }
 }
@@ -344,6 +370,17 @@ pub fn facts(measurement: &Measurement) -> Vec<Fact> {
         && bytes > Bytes::ZERO
     {
         facts.push(Fact::Stuck { bytes, reserved });
+    }
+    if measurement.source.as_ref().is_some_and(|source| source.format == FormatId::JaxStats)
+        && let (Some(held), Some(pool)) = (of(Reported::Allocated), of(Reported::Reserved))
+    {
+        facts.push(Fact::Pool { held, pool });
+    }
+    for (host, stage) in [false, true].into_iter().flat_map(|host| Stage::ALL.map(|stage| (host, stage))) {
+        if let Some(kept) = measurement.bytes(ReadingName::Tracked(Tracked::Growth { stage, host })) {
+            let above = bytes(measurement, ReadingName::Tracked(Tracked::Peaked { stage, host }));
+            facts.push(Fact::Stage { stage, kept, above, host });
+        }
     }
     let warm_up = measurement.series.iter().map(|series| series.warm_up).max().unwrap_or(0);
     if warm_up > 0 {

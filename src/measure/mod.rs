@@ -10,6 +10,7 @@ mod report;
 mod reported;
 mod run;
 mod runs;
+mod tracked;
 
 pub use case::Case;
 pub use document::{Environment, Gpu, MEASUREMENT_VERSION, Measurement, Producer};
@@ -20,3 +21,4 @@ pub use report::{Backend, Buffer, Failure, FailureKind, Process, Series, Source}
 pub use reported::{Reported, Stat};
 pub use run::{Ended, EndedHow, RankPart, Run};
 pub use runs::average;
+pub use tracked::{Stage, Tracked};

@@ -5,7 +5,7 @@ use core::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::measure::{Reported, Stat};
+use crate::measure::{Reported, Stat, Tracked};
 use crate::step::log::Phase;
 
 /// One figure, or why there is none.
@@ -246,6 +246,8 @@ pub enum ReadingName {
     Reported(Reported),
     /// A figure of the allocator's statistics.
     Stat(Stat),
+    /// A figure of transformers' memory tracker.
+    Tracked(Tracked),
 }
 
 impl Which {
@@ -335,6 +337,7 @@ impl ReadingName {
             Self::MaxReserved | Self::LoadReserved | Self::LoadMaxReserved => TierName::Reserved,
             Self::Reported(reported) => reported.tier(),
             Self::Stat(stat) => stat.tier(),
+            Self::Tracked(tracked) => tracked.tier(),
             _ => TierName::Allocated,
         }
     }
@@ -356,10 +359,13 @@ impl ReadingName {
     /// Every name, those of tools' reports last.
     pub fn all() -> impl Iterator<Item = Self> {
         let reported = Reported::ALL.into_iter().map(|(reported, ..)| Self::Reported(reported));
-        Self::of_runs().chain(reported).chain(Stat::all().map(Self::Stat).filter(|name| {
-            // These have shorter names.
-            Self::of_stat(&name.to_string()) == Some(*name)
-        }))
+        Self::of_runs()
+            .chain(reported)
+            .chain(Stat::all().map(Self::Stat).filter(|name| {
+                // These have shorter names.
+                Self::of_stat(&name.to_string()) == Some(*name)
+            }))
+            .chain(Tracked::all().map(Self::Tracked))
     }
 
     /// The name of a figure of `torch.cuda.memory_stats()`, by PyTorch's: `allocated_bytes.all.peak`.
@@ -385,6 +391,7 @@ impl ReadingName {
     pub const fn is_delta(self) -> bool {
         match self {
             Self::Step(_, reading) => reading.is_delta(),
+            Self::Tracked(tracked) => tracked.is_delta(),
             other => matches!(other, Self::PrepareDelta | Self::Eval(EvalReading::Delta)),
         }
     }
@@ -414,6 +421,7 @@ impl fmt::Display for ReadingName {
                 let [group, pool, metric] = stat.parts();
                 write!(f, "{group}.{pool}.{metric}")
             }
+            Self::Tracked(tracked) => tracked.fmt(f),
         }
     }
 }

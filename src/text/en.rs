@@ -577,7 +577,7 @@ impl Catalogue for English {
             ReadingName::MaxAllocated => "Highest allocated".into(),
             ReadingName::MaxReserved => "Highest reserved".into(),
             // As the tools call them.
-            ReadingName::Reported(_) | ReadingName::Stat(_) => name.to_string(),
+            ReadingName::Reported(_) | ReadingName::Stat(_) | ReadingName::Tracked(_) => name.to_string(),
         }
     }
 

@@ -2,7 +2,7 @@
 //! own: the page's first program has no use for it.
 
 use crate::measure::explain::{Cause, Fact};
-use crate::measure::{Backend, FailureKind, FormatId, Measurement, ReadingName, Reported, Source, explain};
+use crate::measure::{Backend, FailureKind, FormatId, Measurement, ReadingName, Reported, Source, Stage, explain};
 use crate::text::Locale;
 use crate::units::Bytes;
 
@@ -52,6 +52,7 @@ impl ReportCatalogue for English {
             (ReadingName::Reported(Reported::Free), "free"),
             (ReadingName::Reported(Reported::XlaTotal), "in the program’s buffers"),
             (ReadingName::Reported(Reported::KvCache), "left for the KV cache"),
+            (ReadingName::Params, "of weights"),
         ] {
             if let Some(bytes) = figure(measurement, name) {
                 parts.push(format!("{bytes} {words}"));
@@ -67,9 +68,12 @@ impl ReportCatalogue for English {
         if measurement.gpus.len() > 8 {
             parts.push(format!("and {} more", measurement.gpus.len() - 8));
         }
-        let others = measurement.processes.iter().filter(|process| !process.own).count();
-        if others > 0 {
-            parts.push(format!("{others} {} listed", if others == 1 { "process" } else { "processes" }));
+        let others: Vec<_> = measurement.processes.iter().filter(|process| !process.own).collect();
+        if !others.is_empty() {
+            let count = others.len();
+            let held = others.iter().try_fold(0_u64, |sum, process| sum.checked_add(process.bytes?));
+            let held = held.map_or_else(String::new, |held| format!(" with {}", Bytes(held)));
+            parts.push(format!("{count} {} listed{held}", if count == 1 { "process" } else { "processes" }));
         }
         let points = measurement.series.iter().map(|series| series.points.len()).max().unwrap_or(0);
         if points > 0 {
@@ -79,8 +83,10 @@ impl ReportCatalogue for English {
                 if points == 1 { "point" } else { "points" }
             ));
         }
-        let of_run =
-            measurement.readings.iter().filter(|r| !matches!(r.name, ReadingName::Reported(_) | ReadingName::Stat(_)));
+        let of_run = measurement
+            .readings
+            .iter()
+            .filter(|r| !matches!(r.name, ReadingName::Reported(_) | ReadingName::Stat(_) | ReadingName::Tracked(_)));
         if measurement.source.is_none() {
             parts.push(format!("{} readings", of_run.count()));
         }
@@ -202,7 +208,9 @@ impl ReportCatalogue for English {
             Cause::HiddenHolder { .. } => {
                 "Find what else uses the GPU in this process: NCCL’s buffers, another framework, a second context."
             }
-            Cause::Unseen { .. } => "Look at nvidia-smi: another process, a dead one, the desktop.",
+            Cause::Unseen { .. } => {
+                "Look at nvidia-smi (rocm-smi on AMD’s cards): another process, a dead one, the desktop."
+            }
             Cause::DriverRefused { .. } => {
                 "Look for a limit outside of PyTorch: a container’s, an address space’s, another process that came and went."
             }
@@ -246,6 +254,22 @@ impl ReportCatalogue for English {
             ),
             Fact::Retries { count } => {
                 format!("{count} times the allocator gave its cache back and tried again: it ran at the card’s limit.")
+            }
+            Fact::Pool { held, pool } => format!(
+                "JAX has taken {pool} from the driver, which is what nvidia-smi shows; arrays hold {held} of it. By default it takes three quarters of the card at once: XLA_PYTHON_CLIENT_PREALLOCATE=false changes that."
+            ),
+            Fact::Stage { stage, kept, above, host } => {
+                let stage = match stage {
+                    Stage::Init => "Making the trainer",
+                    Stage::Train => "Training",
+                    Stage::Eval => "Evaluating",
+                    Stage::Test => "Predicting",
+                };
+                let place = if *host { ", in host memory" } else { "" };
+                let (bytes, more) = (Bytes(kept.unsigned_abs()), if *kept < 0 { "less" } else { "more" });
+                let above =
+                    above.map_or_else(String::new, |above| format!(", and at its highest {above} above its end"));
+                format!("{stage}{place}: {bytes} {more} in use at its end than at its start{above}.")
             }
             Fact::Stuck { bytes, reserved } => {
                 format!("{bytes} of {reserved} reserved are free inside of segments in use, and cannot be given back.")
@@ -294,6 +318,8 @@ fn head(measurement: &Measurement) -> String {
         FormatId::AmdSmi => "amd-smi".into(),
         FormatId::MemorySummary => "torch.cuda.memory_summary()".into(),
         FormatId::MemoryStats => "torch.cuda.memory_stats()".into(),
+        FormatId::JaxStats => "JAX’s memory_stats()".into(),
+        FormatId::TrainerMemory => "A Hugging Face trainer’s memory metrics".into(),
         FormatId::Series => "A log of figures".into(),
         FormatId::TrainerState => "A Hugging Face trainer’s state".into(),
         FormatId::Tensorboard => "TensorBoard events".into(),

@@ -107,7 +107,7 @@ fn rows(measurement: &Measurement, decision: Option<&Decision>, text: &dyn Catal
     let prediction = readings.map(Prediction::from).unwrap_or_default();
     compare(&prediction, measurement)
         .into_iter()
-        .filter(|row| !matches!(row.name, ReadingName::Reported(_) | ReadingName::Stat(_)))
+        .filter(|row| !matches!(row.name, ReadingName::Reported(_) | ReadingName::Stat(_) | ReadingName::Tracked(_)))
         .map(|row| Row {
             name: match row.tier {
                 // What the table's head says.

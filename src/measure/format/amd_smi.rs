@@ -1,4 +1,4 @@
-//! `amd-smi`: `metric --mem-usage` as text and JSON, `monitor`, and the table of 7.0. It writes MB and GB for powers of
+//! `amd-smi`: `metric --mem-usage` as text and JSON, `monitor`, `process`, and the table of 7.0. It writes MB and GB for powers of
 //! two. Source: `amdsmi_cli/amdsmi_commands.py`.
 
 use crate::measure::format::literal::Literal;
@@ -28,6 +28,10 @@ pub(super) struct AmdSmi {
     index: u32,
     columns: Vec<String>,
     name: Option<String>,
+    /// Whether rows of processes have the name in front of the number.
+    name_first: bool,
+    /// Which of the sizes of a process's row is the card's.
+    vram: usize,
 }
 
 impl LineReader for AmdSmi {
@@ -46,16 +50,23 @@ impl LineReader for AmdSmi {
             self.log(line.number).environment = Some(environment);
             return;
         }
-        if text.starts_with("GPU") && text.contains("VRAM_USED") && text.contains("VRAM_TOTAL") {
+        let columns = || text.trim_matches('|').split_whitespace();
+        if text.starts_with("GPU") && (text.contains("VRAM_TOTAL") || text.contains("VRAM_USAGE")) {
             self.part = Part::Monitor;
-            self.columns = text.split_whitespace().map(str::to_owned).collect();
+            self.columns = columns().map(str::to_owned).collect();
+            return;
+        }
+        if text.contains("PID") && text.contains("VRAM_MEM") && columns().next() == Some("GPU") {
+            self.part = Part::Processes;
+            self.name_first = columns().nth(1) == Some("NAME");
+            self.vram = columns().filter(|column| column.ends_with("_MEM")).position(|c| c == "VRAM_MEM").unwrap_or(0);
+            self.log(line.number);
             return;
         }
         match self.part {
             Part::None => {}
             Part::Fields => self.field(text, line.number),
             Part::Monitor => self.monitor(text, line.number),
-            Part::Table if text.contains("Processes:") => self.part = Part::Processes,
             Part::Table => self.row(text, line.number),
             Part::Processes => self.process(text),
         }
@@ -64,10 +75,12 @@ impl LineReader for AmdSmi {
     fn finish(&mut self, found: &mut Found) {
         self.part = Part::None;
         self.name = None;
-        found.extend(self.log.take().filter(|(_, log)| !log.gpus.is_empty()).map(|(line, mut log)| {
-            log.gpus = log.gpus.into_iter().map(with_reasons).collect();
-            (line, log)
-        }));
+        found.extend(self.log.take().filter(|(_, log)| !log.gpus.is_empty() || !log.processes.is_empty()).map(
+            |(line, mut log)| {
+                log.gpus = log.gpus.into_iter().map(with_reasons).collect();
+                (line, log)
+            },
+        ));
     }
 }
 
@@ -78,6 +91,21 @@ impl AmdSmi {
 
     fn field(&mut self, text: &str, line: u64) {
         let Some((key, value)) = text.split_once(": ") else { return };
+        match key {
+            "NAME" => self.name = Some(value.trim().to_owned()).filter(|name| name != "N/A"),
+            "PID" => {
+                let (pid, gpu, name) = (value.trim().parse().ok(), self.index, self.name.take());
+                self.log(line).processes.push(of_process(pid, gpu, name, None));
+                return;
+            }
+            "VRAM_MEM" => {
+                if let (Some(process), Some(bytes)) = (self.log(line).processes.last_mut(), size(value)) {
+                    (process.bytes, process.unavailable) = (Some(bytes.get()), None);
+                }
+                return;
+            }
+            _ => {}
+        }
         if matches!(key, "TOTAL_VRAM" | "USED_VRAM" | "FREE_VRAM") {
             let index = self.index;
             set(gpu(self.log(line), index), key, size(value));
@@ -95,6 +123,13 @@ impl AmdSmi {
             words.windows(2).filter(|pair| ["MB", "GB"].contains(&pair[1])).map(|pair| size(&pair.concat()));
         let columns = core::mem::take(&mut self.columns);
         let gpu = gpu(self.log(line), index);
+        if let Some([pair, unit]) =
+            words.windows(2).find(|pair| pair[0].contains('/') && ["MB", "GB"].contains(&pair[1]))
+            && let Some((used, total)) = pair.split_once('/')
+        {
+            set(gpu, "USED_VRAM", size(&format!("{used}{unit}")));
+            set(gpu, "TOTAL_VRAM", size(&format!("{total}{unit}")));
+        }
         for column in columns.iter().filter(|column| column.starts_with("VRAM_")) {
             let key = match column.as_str() {
                 "VRAM_USED" => "USED_VRAM",
@@ -130,24 +165,31 @@ impl AmdSmi {
         set(gpu, "TOTAL_VRAM", size(&format!("{total}{unit}")));
     }
 
-    /// `GPU PID Name GTT_MEM VRAM_MEM MEM_USAGE CU%`.
+    /// `GPU PID Name GTT_MEM VRAM_MEM MEM_USAGE CU%`, or `GPU NAME PID GTT_MEM CPU_MEM VRAM_MEM …`.
     fn process(&mut self, text: &str) {
         let words: Vec<&str> = text.trim_matches('|').split_whitespace().collect();
-        let [gpu, pid, rest @ ..] = words.as_slice() else { return };
-        let (Ok(gpu), Ok(pid)) = (gpu.parse(), pid.parse()) else { return };
+        let [gpu, rest @ ..] = words.as_slice() else { return };
         let sizes: Vec<usize> = (1..rest.len()).filter(|at| ["B", "KB", "MB", "GB"].contains(&rest[*at])).collect();
-        let bytes = sizes.get(1).and_then(|at| size(&rest[at - 1..=*at].concat()));
-        let name = sizes.first().map_or(&[][..], |at| &rest[..at - 1]).join(" ");
+        let bytes = sizes.get(self.vram).and_then(|at| size(&rest[at - 1..=*at].concat()));
+        let head = &rest[..sizes.first().map_or(rest.len(), |at| at - 1)];
+        let split = if self.name_first { head.split_last() } else { head.split_first() };
+        let Some((pid, name)) = split else { return };
+        let (Ok(gpu), Ok(pid)) = (gpu.parse(), pid.parse()) else { return };
+        let name = Some(name.join(" ")).filter(|name| !name.is_empty() && name != "N/A");
         if let Some((_, log)) = &mut self.log {
-            log.processes.push(Process {
-                pid: Some(pid),
-                gpu: Some(gpu),
-                name: Some(name).filter(|name| !name.is_empty()),
-                own: false,
-                bytes: bytes.map(Bytes::get),
-                unavailable: bytes.is_none().then(|| "amd-smi prints no figure".into()),
-            });
+            log.processes.push(of_process(Some(pid), gpu, name, bytes));
         }
+    }
+}
+
+fn of_process(pid: Option<u64>, gpu: u32, name: Option<String>, bytes: Option<Bytes>) -> Process {
+    Process {
+        pid,
+        gpu: Some(gpu),
+        name,
+        own: false,
+        bytes: bytes.map(Bytes::get),
+        unavailable: bytes.is_none().then(|| "amd-smi prints no figure".into()),
     }
 }
 

@@ -48,8 +48,14 @@ const OPENERS: [&str; 13] = [
     "total_gpu_memory",
     "Freememoryondevice",
 ];
-const MORE_OPENERS: [&str; 9] = [
+const MORE_OPENERS: [&str; 15] = [
     "Noavailablememoryforthecacheblocks",
+    "Failedtoallocaterequestfor",
+    "failedtoallocatememory[Op:",
+    "Toserveatleastonerequestwiththemodel",
+    "tokensthatcanbestoredinKVcache(",
+    "Modelloadingtook",
+    "AvailableKVcachememory:",
     "preemptivelyrejected",
     "can'tallocatememory",
     "notenoughmemory",
@@ -75,6 +81,8 @@ const FRAMES: [(&str, Instant); 6] = [
 const LONGEST: usize = 16 << 10;
 /// The most lines of one.
 const MOST_LINES: u32 = 200;
+/// The narrowest console that wraps.
+const CONSOLE: usize = 79;
 /// What is looked at in front of an opener: the device's name, the file of the warning.
 const BEFORE: usize = 200;
 /// The most processes that are told apart.
@@ -101,6 +109,8 @@ struct Key(FormatId, String, Option<u32>);
 pub(super) struct Messages {
     streams: Vec<Stream>,
     last: usize,
+    /// How long the line before was.
+    before: usize,
     /// The last message of each process and kind, with its line.
     messages: Vec<(u64, Key, Measurement)>,
 }
@@ -124,6 +134,7 @@ impl Stream {
 impl LineReader for Messages {
     fn line(&mut self, line: &Line<'_>, _: &mut Found) {
         let at = self.stream(line);
+        self.before = line.text.len();
         let stream = &mut self.streams[at];
         let seen = stream.text.len();
         stream.frame(line.rest);
@@ -172,6 +183,12 @@ impl Messages {
     /// The stream of the line's process.
     fn stream(&mut self, line: &Line<'_>) -> usize {
         // Launchers differ in how they write a rank, and most lines come from the process that wrote the line before.
+        let unmarked = line.rank.is_none() && line.process.is_empty();
+        // A console wrapped the message of a marked line: what follows has no mark.
+        if unmarked && self.before >= CONSOLE && self.streams.get(self.last).is_some_and(|stream| stream.open.is_some())
+        {
+            return self.last;
+        }
         let is = |stream: &Stream| stream.rank == line.rank && (line.rank.is_some() || stream.process == line.process);
         if !self.streams.get(self.last).is_some_and(is) {
             self.last = match self.streams.iter().position(is) {

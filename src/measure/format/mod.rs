@@ -8,6 +8,7 @@ mod cuda_error;
 mod deepspeed;
 mod document;
 mod host;
+mod jax_stats;
 mod library;
 mod literal;
 mod memory_stats;
@@ -29,6 +30,7 @@ mod snapshot;
 mod tensorboard;
 mod tensorflow;
 mod text;
+mod tracker;
 mod trainer_state;
 mod vllm;
 mod xla;
@@ -88,22 +90,27 @@ pub enum FormatId {
     MemorySummary,
     /// `torch.cuda.memory_stats()`.
     MemoryStats,
+    /// JAX's `device.memory_stats()`.
+    JaxStats,
     /// Figures by step: CSV, JSON lines, a trainer's log.
     Series,
     /// Hugging Face's `trainer_state.json`.
     TrainerState,
+    /// The memory metrics of Hugging Face's trainer: its table, its results.
+    TrainerMemory,
     /// TensorBoard's event files.
     Tensorboard,
 }
 
 /// What is read, as ends of "expected …".
-const EXPECTED: [&str; 12] = [
+const EXPECTED: [&str; 13] = [
     "an out-of-memory message (PyTorch, JAX, TensorFlow, vLLM, NCCL, cuBLAS)",
     "nvidia-smi (table, -q, -q -x, --query-gpu)",
     "rocm-smi",
     "amd-smi",
     "torch.cuda.memory_summary()",
-    "torch.cuda.memory_stats()",
+    "memory_stats() of PyTorch or JAX",
+    "the memory metrics of a Hugging Face trainer",
     "DeepSpeed's or axolotl's lines about memory",
     "figures by step (CSV, JSON lines, a trainer's log)",
     "trainer_state.json",

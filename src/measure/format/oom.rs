@@ -33,7 +33,9 @@ fn read(text: &str, at: usize) -> Option<(Measurement, usize)> {
 
 fn read_message(text: &str, at: usize) -> Option<(Measurement, usize)> {
     let head = &text[floor(text, at.saturating_sub(120))..at];
-    let backend = backend(head);
+    // Intel's extension for PyTorch alone has such a limit.
+    let over_limit = head.ends_with("largerthan4GB!");
+    let backend = if over_limit { Some(Backend::Xpu) } else { backend(head) };
     let mut cursor = Cursor::new(&text[at..]);
     let mut message = Measurement::of(Source::new(FormatId::PytorchOom));
     let mut failure = Failure { backend, ..Failure::new(FailureKind::OutOfMemory) };
@@ -54,7 +56,7 @@ fn read_message(text: &str, at: usize) -> Option<(Measurement, usize)> {
     } else {
         let tried = cursor.size(Units::Binary)?;
         add(&mut message, Reported::Tried, Some(tried));
-        if head.ends_with("largerthan4GB!") {
+        if over_limit {
             failure.kind = FailureKind::OverAllocationLimit;
         }
         let known = match cursor.rest {

@@ -13,9 +13,10 @@ use crate::measure::format::smi_q::SmiQ;
 use crate::measure::format::smi_table::SmiTable;
 use crate::measure::format::tensorboard::{self, Events};
 use crate::measure::format::text::{Found, Line, LineReader, without_colours, without_prefixes};
+use crate::measure::format::tracker::{self, Figures, Tracker};
 use crate::measure::format::{
-    EXPECTED, FormatId, Imported, MAX_TEXT, amd_smi, document, memory_stats, rocm_smi, script, smi_xml, snapshot,
-    trainer_state,
+    EXPECTED, FormatId, Imported, MAX_TEXT, amd_smi, document, jax_stats, memory_stats, rocm_smi, script, smi_xml,
+    snapshot, trainer_state,
 };
 use crate::measure::{ImportError, Measurement, Unit};
 
@@ -191,6 +192,16 @@ fn of_document(text: &str, options: &Options) -> Option<Result<Vec<Imported>, Im
     if let Some(what) = snapshot::named_json(&value) {
         return Some(Err(ImportError::NotRead { what: what.into() }));
     }
+    let devices = jax_stats::devices(&value);
+    if !devices.is_empty() {
+        let read = devices.into_iter().map(|(device, value)| jax_stats::read(value, device).map(imported));
+        return Some(read.collect());
+    }
+    let mut memory = Figures::default();
+    memory.dictionary(&value);
+    if let Some(measurement) = tracker::measurement(&memory, None) {
+        return Some(Ok(vec![imported(measurement)]));
+    }
     let read = if memory_stats::recognises(&value) {
         memory_stats::read(&value)
     } else if trainer_state::recognises(&value) {
@@ -207,7 +218,8 @@ fn of_document(text: &str, options: &Options) -> Option<Result<Vec<Imported>, Im
 
 /// The error of a document that has the marks of a known one and does not parse.
 fn of_damaged(text: &str, error: ImportError) -> Option<ImportError> {
-    let known = ["allocated_bytes.all.current", "\"log_history\"", rocm_smi::TOTAL, "\"total_vram\""];
+    let known =
+        ["allocated_bytes.all.current", "peak_bytes_in_use", "\"log_history\"", rocm_smi::TOTAL, "\"total_vram\""];
     let lines = text.lines().nth(1).is_some_and(|line| line.starts_with('{'));
     (!lines && known.iter().any(|mark| text.contains(mark))).then_some(error)
 }
@@ -238,6 +250,7 @@ impl Lines {
                 Box::<RocmSmi>::default(),
                 Box::<AmdSmi>::default(),
                 Box::<MemorySummary>::default(),
+                Box::<Tracker>::default(),
                 Box::new(Csv::new(options.unit, options.columns.as_deref())),
                 Box::new(SeriesLines::new(options.unit)),
             ],
@@ -274,8 +287,13 @@ impl Lines {
         for piece in whole.chunks(LONGEST_LINE) {
             let text = String::from_utf8_lossy(piece);
             let text = without_colours(&text);
-            let (rank, process, rest) = without_prefixes(&text);
-            let line = Line { number: self.number + 1, text: &text, rest, rank, process };
+            // As a mail or a thread quotes it.
+            let mut text = &*text;
+            while let Some(quoted) = text.strip_prefix("> ") {
+                text = quoted;
+            }
+            let (rank, process, rest) = without_prefixes(text);
+            let line = Line { number: self.number + 1, text, rest, rank, process };
             for reader in &mut self.readers {
                 reader.line(&line, &mut self.found);
             }

@@ -1,6 +1,6 @@
 //! Figures by step: which names mean memory, in which unit and of which total, and the series that they make.
 
-use crate::measure::format::text::{Size, exact};
+use crate::measure::format::text::Size;
 use crate::measure::{FormatId, Measurement, Reading, ReadingName, Reported, Series, Source, TierName, Unit};
 
 /// The most points of a series that are kept; beyond, each point is the highest of several steps.
@@ -24,6 +24,12 @@ pub(super) struct Meaning {
 pub(super) fn meaning(name: &str) -> Option<Meaning> {
     let lower = name.to_ascii_lowercase();
     let has = |words: &[&str]| words.iter().any(|word| lower.contains(word));
+    // Weights & Biases': what the driver attributes to the card, or to the process on it. Without `Bytes` it is a share.
+    // Source: `wandb/sdk/internal/system/assets/gpu.py`.
+    if let Some((head, rest)) = lower.split_once("memoryallocated") {
+        let tier = if head.contains("process") { TierName::Process } else { TierName::Device };
+        return (rest == "bytes" && head.contains("gpu.")).then_some(Meaning { tier, reading: None, unit: Some(1) });
+    }
     let other = [
         "cpu",
         "host",
@@ -239,18 +245,4 @@ fn warm_up(points: &[[i64; 2]]) -> u32 {
     let cold = points.iter().position(|point| near(point[1])).unwrap_or(0);
     // A series that never settles has no warm-up.
     if cold * 4 <= points.len() { u32::try_from(cold).unwrap_or(0) } else { u32::from(cold == 1) }
-}
-
-/// Hugging Face's `--skip_memory_metrics False`: growth and peak of each stage, in bytes. The highest is what the stages
-/// before left, and the stage's own growth and what its peak was above that. Source: `transformers/trainer_utils.py`.
-pub(super) fn trainer_memory(number: impl Fn(&str) -> Option<i64>) -> Option<Reading> {
-    let growth = number("train_mem_gpu_alloc_delta")?;
-    let parts = [
-        number("before_init_mem_gpu").unwrap_or(0),
-        number("init_mem_gpu_alloc_delta").unwrap_or(0),
-        growth,
-        number("train_mem_gpu_peaked_delta")?,
-    ];
-    let bytes = parts.into_iter().try_fold(0_i64, i64::checked_add).filter(|bytes| (0..1 << 53).contains(bytes))?;
-    Some(exact(ReadingName::MaxAllocated, bytes))
 }

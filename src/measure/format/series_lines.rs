@@ -1,9 +1,11 @@
 //! Figures by step in a log: JSON lines, the dictionaries that trainers print, torchtitan's lines.
 
 use crate::measure::format::literal::Literal;
-use crate::measure::format::series::{Meaning, SeriesSet, is_step, meaning, trainer_memory};
+use crate::measure::format::series::{Meaning, SeriesSet, is_step, meaning};
 use crate::measure::format::text::{Cursor, Found, Line, LineReader, Size, Units, squeeze};
-use crate::measure::{FormatId, Measurement, ReadingName, Source, TierName, Unit};
+use crate::measure::format::tracker::{self, Figures};
+use crate::measure::format::{jax_stats, memory_stats};
+use crate::measure::{FormatId, Measurement, ReadingName, TierName, Unit};
 
 /// The longest dictionary that spans lines, in bytes and in lines.
 const LONGEST: usize = 16 << 10;
@@ -27,7 +29,9 @@ struct Process {
     /// The dictionary that has begun, and its lines.
     open: String,
     lines: u32,
-    memory: Option<crate::measure::Reading>,
+    memory: Figures,
+    /// The last statistics of the allocator.
+    stats: Option<(u64, Measurement)>,
 }
 
 impl SeriesLines {
@@ -56,7 +60,8 @@ impl LineReader for SeriesLines {
                     entries: 0,
                     open: String::new(),
                     lines: 0,
-                    memory: None,
+                    memory: Figures::default(),
+                    stats: None,
                 });
                 self.processes.len() - 1
             }
@@ -82,17 +87,13 @@ impl LineReader for SeriesLines {
 
     fn finish(&mut self, found: &mut Found) {
         for process in core::mem::take(&mut self.processes) {
-            let Process { rank, line, set, memory, .. } = process;
-            let series = set.measurement(FormatId::Series, rank);
-            let series = match (series, memory) {
-                (None, Some(reading)) => {
-                    let mut source = Source::new(FormatId::Series);
-                    source.rank = rank;
-                    Some(Measurement { readings: vec![reading], ..Measurement::of(source) })
-                }
-                (series, _) => series,
+            let Process { rank, line, set, memory, stats, .. } = process;
+            let measurement = match set.measurement(FormatId::Series, rank) {
+                Some(series) => Some(memory.beside(series)),
+                None => tracker::measurement(&memory, rank),
             };
-            found.extend(series.map(|series| (line, series)));
+            found.extend(measurement.map(|measurement| (line, measurement)));
+            found.extend(stats);
         }
     }
 }
@@ -117,7 +118,21 @@ impl Process {
     }
 
     fn entry(&mut self, entry: &Literal) {
-        self.memory = trainer_memory(|key| entry.get(key).and_then(Literal::whole)).or(self.memory.take());
+        self.memory.dictionary(entry);
+        let stats = if jax_stats::recognises(entry) {
+            jax_stats::read(entry, None).ok()
+        } else if memory_stats::recognises(entry) {
+            memory_stats::read(entry).ok()
+        } else {
+            None
+        };
+        if let Some(mut stats) = stats {
+            if let Some(source) = &mut stats.source {
+                source.rank = self.rank;
+            }
+            self.stats = Some((self.line, stats));
+            return;
+        }
         let figures: Vec<(&str, Meaning, &str)> = entry
             .entries()
             .iter()

@@ -103,10 +103,11 @@ impl SmiTable {
             self.table(line).gpus.push(with_reasons(gpu));
             return;
         }
-        if third == "Enabled"
+        let mig = [("Enabled", true), ("Disabled", false)].into_iter().find(|(word, _)| *word == third);
+        if let Some((_, mig)) = mig
             && let Some(gpu) = self.table.as_mut().and_then(|(_, table)| table.gpus.last_mut())
         {
-            gpu.mig = Some(true);
+            gpu.mig = Some(mig);
         }
         let head = self.head.take();
         let not_there = head.is_some() && (second.contains("Not Supported") || second.contains("N/A"));

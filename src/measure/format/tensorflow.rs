@@ -61,6 +61,10 @@ fn read(text: &str, at: usize) -> Option<(Measurement, usize)> {
         message.readings.push(rounded.map_or_else(|| size.reading(tried), |bytes| exact(tried, bytes)));
         let head = &text[floor(text, at.saturating_sub(40))..at];
         message.source.as_mut()?.device = gpu(head, "GPU_");
+    } else if cursor.eat("failedtoallocatememory[Op:") {
+        // What runs without a graph names the operation alone.
+        what = Some(cursor.up_to("]")?.chars().take(80).collect());
+        message.source.as_mut()?.device = gpu(&text[floor(text, at.saturating_sub(60))..at], "device:GPU:");
     } else if cursor.eat("failedtoallocate") {
         // 32.00M (33554432 bytes) from device: CUDA_ERROR_OUT_OF_MEMORY
         let (_, rest) = cursor.rest[..floor(cursor.rest, 40)].split_once('(')?;

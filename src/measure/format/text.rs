@@ -331,8 +331,16 @@ const fn scope(name: ReadingName) -> Scope {
     match name {
         ReadingName::Reported(Reported::Total | Reported::Free | Reported::Used) => Scope::Device,
         ReadingName::Reported(Reported::HostUsed) => Scope::Host,
+        ReadingName::Tracked(tracked) if tracked.host() => Scope::Host,
         _ => Scope::Process,
     }
+}
+
+/// A reading of a figure that stands for anything between two.
+pub(super) fn reading(name: ReadingName, [least, most]: [i64; 2]) -> Reading {
+    let mut reading = exact(name, least);
+    reading.range = (least < most).then_some([least, most]);
+    reading
 }
 
 /// An exact reading.

@@ -6,7 +6,16 @@ use crate::measure::{Failure, FailureKind, FormatId, Measurement, ReadingName, R
 
 pub(super) const KIND: Kind = Kind {
     id: FormatId::Vllm,
-    marks: &["total_gpu_memory", "Freememoryondevice", "Noavailablememoryforthecacheblocks", "modelweightstake"],
+    marks: &[
+        "total_gpu_memory",
+        "Freememoryondevice",
+        "Noavailablememoryforthecacheblocks",
+        "modelweightstake",
+        "Toserveatleastonerequestwiththemodel",
+        "Themodel'smaxseqlen(",
+        "Modelloadingtook",
+        "AvailableKVcachememory:",
+    ],
     read,
 };
 
@@ -14,6 +23,7 @@ fn read(text: &str, at: usize) -> Option<(Measurement, usize)> {
     let here = &text[at..at + floor(&text[at..], 700)];
     let mut message = Measurement::of(Source::new(FormatId::Vllm));
     let mut failed = true;
+    let mut what = None;
     let mut end = at + 1;
     let mut add = |name, size: Option<super::text::Size>| {
         let known = size.is_some();
@@ -38,6 +48,31 @@ fn read(text: &str, at: usize) -> Option<(Measurement, usize)> {
         cursor.up_to(",")?;
         add(ReadingName::Reported(Reported::Tried), cursor.size(Units::Binary));
         message.source.as_mut()?.device = device.and_then(|device| u32::try_from(device).ok());
+    } else if let Some(rest) = here.strip_prefix("Toserveatleastonerequestwiththemodel") {
+        // ('s max seq len (131072), (4.54 GiB KV cache is needed, which is larger than the available KV cache memory (…)
+        let mut cursor = Cursor::new(rest);
+        cursor.up_to("maxseqlen(")?;
+        what = Some(format!("{} tokens", cursor.number()?));
+        cursor.up_to("(")?;
+        add(ReadingName::Reported(Reported::Tried), cursor.size(Units::Binary));
+        cursor.up_to("availableKVcachememory(")?;
+        add(ReadingName::Reported(Reported::KvCache), cursor.size(Units::Binary));
+    } else if let Some(rest) = here.strip_prefix("Themodel'smaxseqlen(") {
+        // Says both in tokens.
+        let mut cursor = Cursor::new(rest);
+        what = Some(format!("{} tokens", cursor.number()?));
+        cursor.eat(")islargerthanthemaximumnumberoftokensthatcanbestoredinKVcache(").then_some(())?;
+    } else if let Some(rest) = here.strip_prefix("Modelloadingtook") {
+        // GB are 2^30 bytes, too (`vllm/worker/model_runner.py`).
+        failed = false;
+        if !add(ReadingName::Params, Cursor::new(rest).size(Units::AnyBinary)) {
+            return None;
+        }
+    } else if let Some(rest) = here.strip_prefix("AvailableKVcachememory:") {
+        failed = false;
+        if !add(ReadingName::Reported(Reported::KvCache), Cursor::new(rest).size(Units::Binary)) {
+            return None;
+        }
     } else if !here.starts_with("Noavailable") {
         failed = false;
         let after = |labels: [&str; 2]| {
@@ -68,7 +103,7 @@ fn read(text: &str, at: usize) -> Option<(Measurement, usize)> {
         end = at + here.find("modelweightstake").map_or(1, |at| at + 1);
     }
     if failed {
-        message.failure = Some(Failure::new(FailureKind::InferenceStart));
+        message.failure = Some(Failure { what, ..Failure::new(FailureKind::InferenceStart) });
     }
     Some((message, end))
 }
