@@ -127,6 +127,19 @@ fn what_is_not_refined_yet_is_marked_and_never_said_to_fit() {
     }
 }
 
+/// The walk below the inputs follows a fresh answer with its refinement, or earlier when that takes long.
+#[test]
+fn an_answer_is_fresh_until_it_is_refined_or_the_walk_follows_it() {
+    let start = start();
+    let quick = start.reduce(typed(Field::SeqLen, "96"));
+    assert_eq!([&start, &quick].map(|state| state.outcome.fresh), [false, true]);
+    assert!(!quick.reduce(Action::Work).outcome.fresh);
+    let followed = quick.reduce(Action::Follow);
+    assert!(!followed.outcome.fresh && followed.outcome.is_refining());
+    assert!(Rc::ptr_eq(&followed, &followed.reduce(Action::Follow)));
+    assert!(!quick.reduce(typed(Field::SeqLen, "many")).outcome.fresh, "what is wrong is shown everywhere at once");
+}
+
 #[test]
 fn everything_that_is_wrong_is_said_at_once() {
     let state = after(

@@ -61,6 +61,9 @@ pub struct Outcome {
     pub priced: Option<Shown>,
     /// What is still to be done for the answer shown; none where that is complete.
     pub work: Option<Work>,
+    /// Whether the answer shown has just been made and no work has been done for it yet: what stands beside the inputs
+    /// shows it, and the walk below, which is most of the page, follows in a later frame. See [`Action::Follow`].
+    pub fresh: bool,
     /// What is wrong now; then the answer is stale.
     pub issues: Vec<Issue>,
 }
@@ -331,6 +334,8 @@ pub enum Action {
     ResetPolicy,
     /// Took what was worked out for the answer shown: first the allocator's replay, then the remedies' prices.
     Work,
+    /// Let the whole page follow the answer shown, although its replay is not done yet.
+    Follow,
     /// Tried a remedy, under this name.
     Try(RemedyId, String),
     /// Undid the last one.
@@ -475,6 +480,7 @@ impl State {
                 }
             }),
             Action::Work => self.work(),
+            Action::Follow => self.outcome.fresh = false,
             Action::Try(id, remedy) => self.try_remedy(id, remedy),
             Action::Undo => {
                 if let Some(undo) = self.undo.pop() {
@@ -602,11 +608,13 @@ impl State {
             }
         }
         self.outcome.issues = issues;
+        self.outcome.fresh = !self.is_stale() && self.outcome.is_refining();
     }
 
     /// Does what is left of the work in hand, and takes its result.
     fn work(&mut self) {
         let outcome = &mut self.outcome;
+        outcome.fresh = false;
         let (Some(work), Some(shown)) = (outcome.work.clone(), outcome.shown.clone()) else { return };
         let mut work = work.0.borrow_mut();
         while !work.advance(shown.decision(), usize::MAX) {}

@@ -389,7 +389,7 @@ test("an input is answered at once and refined later, and nothing jumps or is sa
   assert.deepEqual([before.busy, quick.busy, after.busy], [false, true, false]);
   assert.deepEqual([before.verdict, quick.verdict, after.verdict], ["Fits", "Checking…", "Fits"]);
   assert.match(quick.sums, /Reserved\s+refining…/);
-  assert.match(quick.margin, /^… .* … of the card/);
+  assert.equal(quick.margin, before.margin, "the walk below follows once, in a later frame");
   assert.notEqual(before.margin, after.margin);
   assert.deepEqual(quick.heights, after.heights, "nothing jumps when the replay is done");
   await close();

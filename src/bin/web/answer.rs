@@ -10,7 +10,7 @@ use yew::prelude::*;
 
 use crate::controls::exact;
 use crate::steps::try_button;
-use crate::store::{Ask, Handle};
+use crate::store::Handle;
 
 /// The letter of a part in the style's class names.
 pub(crate) fn letter(part: Part) -> &'static str {

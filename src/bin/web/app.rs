@@ -14,7 +14,7 @@ use crate::job::job_form;
 use crate::measured::measured_section;
 use crate::platform;
 use crate::steps::{priced, step_sections, steps};
-use crate::store::{Ask, Handle, Store};
+use crate::store::{Handle, use_store};
 use crate::timeline::timeline_section;
 
 /// What the page starts with.
@@ -27,8 +27,7 @@ pub(crate) struct Props {
 /// The whole page.
 #[component]
 pub(crate) fn App(props: &Props) -> Html {
-    let start = Rc::clone(&props.start);
-    let store = &use_reducer(|| Store(start));
+    let store = &use_store(Rc::clone(&props.start));
     let text = store.text();
     platform::use_fragment(store);
     platform::use_theme(store);
@@ -40,22 +39,18 @@ pub(crate) fn App(props: &Props) -> Html {
         event.prevent_default();
         platform::go_to("answer");
     });
-    let steps = &steps(store);
+    let walk = use_walked(store);
     html! {
         <>
             <a class="skip" href="#answer" onclick={to_answer}>{ text.label(Label::SkipToAnswer) }</a>
             { head(store) }
-            { steps_nav(store, steps) }
+            <Nav store={walk.clone()} />
             <div class="cols">
                 <main>
                     { notice_bar(store) }
                     { problems(store) }
                     { job_form(store) }
-                    { step_sections(store, steps) }
-                    { bill_section(store) }
-                    { timeline_section(store) }
-                    { measured_section(store) }
-                    { foot(store) }
+                    <Walk store={walk} />
                 </main>
                 { answer_panel(store, answer.as_ref()) }
             </div>
@@ -63,6 +58,45 @@ pub(crate) fn App(props: &Props) -> Html {
             { platform::file_input(store) }
             <Live sentence={live_sentence(store, answer.as_ref())} />
             if dragging { { drop_hint(store) } }
+        </>
+    }
+}
+
+/// The state that the walk shows: the page's own, but for an answer that has just been made. So an input's own frame
+/// draws little, and the rest of the page changes once, not twice, where the replay is soon done.
+#[hook]
+fn use_walked(store: &Handle) -> Handle {
+    let drawn = use_mut_ref(|| store.clone());
+    let mut drawn = drawn.borrow_mut();
+    if !store.0.outcome.fresh {
+        *drawn = store.clone();
+    }
+    drawn.clone()
+}
+
+/// What a part of the page is drawn from.
+#[derive(Clone, PartialEq, Properties)]
+struct Drawn {
+    store: Handle,
+}
+
+/// The steps, each with how it stands.
+#[component]
+fn Nav(props: &Drawn) -> Html {
+    steps_nav(&props.store, &steps(&props.store))
+}
+
+/// All that follows from the inputs.
+#[component]
+fn Walk(props: &Drawn) -> Html {
+    let store = &props.store;
+    html! {
+        <>
+            { step_sections(store, &steps(store)) }
+            { bill_section(store) }
+            { timeline_section(store) }
+            { measured_section(store) }
+            { foot(store) }
         </>
     }
 }

@@ -9,7 +9,7 @@ use yew::prelude::*;
 
 use crate::answer::{key, letter, term_button};
 use crate::controls::exact;
-use crate::store::{Ask, Handle};
+use crate::store::Handle;
 
 /// The section.
 pub(crate) fn bill_section(store: &Handle) -> Html {

@@ -7,7 +7,7 @@ use wasm_bindgen::JsCast;
 use web_sys::{HtmlInputElement, HtmlSelectElement, HtmlTextAreaElement};
 use yew::prelude::*;
 
-use crate::store::{Ask, Handle};
+use crate::store::Handle;
 
 /// The value of the input that an event is about.
 pub(crate) fn input_value(event: &InputEvent) -> String {

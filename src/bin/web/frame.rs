@@ -9,7 +9,7 @@ use yew::prelude::*;
 
 use crate::app::go;
 use crate::platform;
-use crate::store::{Ask, Handle};
+use crate::store::Handle;
 
 /// The class of a status's mark.
 pub(crate) fn mark_class(status: Status) -> &'static str {

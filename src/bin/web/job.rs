@@ -10,7 +10,7 @@ use crate::answer::what_is;
 use crate::controls::{Choice, Select, area_value, described_by, input_value, issue_list, text_field};
 use crate::more;
 use crate::platform;
-use crate::store::{Ask, Handle};
+use crate::store::Handle;
 
 /// The form of the job.
 pub(crate) fn job_form(store: &Handle) -> Html {

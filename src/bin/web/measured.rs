@@ -13,7 +13,7 @@ use yew::prelude::*;
 
 use crate::controls::area_value;
 use crate::platform;
-use crate::store::{Ask, Handle};
+use crate::store::Handle;
 
 /// The section.
 pub(crate) fn measured_section(store: &Handle) -> Html {

@@ -6,7 +6,7 @@ use yew::prelude::*;
 
 use crate::controls::{Choice, Select, text_field};
 use crate::job::row;
-use crate::store::{Ask, Handle};
+use crate::store::Handle;
 
 /// All of them.
 pub(crate) fn more_form(store: &Handle) -> Html {

@@ -18,7 +18,7 @@ use wasm_bindgen::{JsCast, JsValue};
 use web_sys::{Blob, ClipboardEvent, CustomEvent, DataTransfer, DragEvent, Element, HtmlElement, HtmlInputElement};
 use yew::prelude::*;
 
-use crate::store::{Ask, Handle};
+use crate::store::{Dispatcher, Handle};
 use crate::worker::tell;
 
 /// How long the inputs rest before the URL follows, and before the live region speaks, in ms.
@@ -26,6 +26,8 @@ const URL_REST: u32 = 300;
 const LIVE_REST: u32 = 900;
 /// How long before the answer is refined, in ms: the frame with the quick one is drawn first.
 const DRAW_REST: u32 = 20;
+/// How long the walk below the inputs waits for the refined answer, in ms, before it shows the quick one.
+const FOLLOW_REST: u32 = 100;
 /// How long a slice of work takes, in ms, and how many events of a replay are looked at between two looks at the clock.
 const SLICE_MS: f64 = 8.0;
 const SLICE_EVENTS: usize = 4000;
@@ -218,6 +220,14 @@ pub(crate) fn use_work(store: &Handle) {
     let outcome = store.0.outcome.clone();
     use_effect_with(outcome.shown.clone(), move |_| {
         let done = Rc::new(Cell::new(false));
+        if outcome.fresh {
+            let (over, dispatcher) = (Rc::clone(&done), dispatcher.clone());
+            later(FOLLOW_REST, move || {
+                if !over.get() {
+                    dispatcher.dispatch(Action::Follow);
+                }
+            });
+        }
         if outcome.work.is_some() {
             let (rest, done) = (if outcome.is_refining() { DRAW_REST } else { PRICE_REST }, Rc::clone(&done));
             later(rest, move || slice(outcome, done, dispatcher));
@@ -227,7 +237,7 @@ pub(crate) fn use_work(store: &Handle) {
 }
 
 /// Works for a slice, and goes on with the next one later, until there is a result to take or `over` is set.
-fn slice(outcome: Outcome, over: Rc<Cell<bool>>, dispatcher: UseReducerDispatcher<crate::store::Store>) {
+fn slice(outcome: Outcome, over: Rc<Cell<bool>>, dispatcher: Dispatcher) {
     let start = js_sys::Date::now();
     while !over.get() {
         if outcome.work_ahead(SLICE_EVENTS) {
@@ -353,8 +363,6 @@ fn in_text_field(event: &web_sys::Event) -> bool {
 fn in_box(event: &web_sys::Event) -> bool {
     event.target().and_then(|target| target.dyn_into::<Element>().ok()).is_some_and(|element| element.id() == "paste")
 }
-
-type Dispatcher = UseReducerDispatcher<crate::store::Store>;
 
 /// The text that is pasted or dropped, where it is: a long one takes its time to come over.
 fn text_of(data: &DataTransfer) -> Option<JsString> {

@@ -11,7 +11,7 @@ use crate::answer::{anchor, busy};
 use crate::controls::{exact, text_field};
 use crate::frame::mark_class;
 use crate::job::adapters_form;
-use crate::store::{Ask, Handle};
+use crate::store::Handle;
 
 /// The four steps; none without an answer.
 pub(crate) fn steps(store: &Handle) -> Vec<Step> {

@@ -7,8 +7,7 @@ use vram_budget::view::{Action, State};
 use yew::prelude::*;
 
 /// The state in Yew's reducer.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Store(pub(crate) Rc<State>);
+pub(crate) struct Store(Rc<State>);
 
 impl Reducible for Store {
     type Action = Action;
@@ -24,29 +23,45 @@ impl Reducible for Store {
     }
 }
 
-/// The state, and a way to change it.
-pub(crate) type Handle = UseReducerHandle<Store>;
+/// What changes the state.
+pub(crate) type Dispatcher = UseReducerDispatcher<Store>;
 
-/// What components ask of the store.
-pub(crate) trait Ask {
-    /// The words of the page's language.
-    fn text(&self) -> &'static dyn Catalogue;
-    /// Its words for what was measured.
-    fn report(&self) -> &'static dyn ReportCatalogue;
-    /// A callback that dispatches what `action` makes of an event.
-    fn on<E: 'static>(&self, action: impl Fn(E) -> Action + 'static) -> Callback<E>;
+/// A state to draw, and a way to change it. Yew's own handle would always show the newest state.
+#[derive(Clone)]
+pub(crate) struct Handle(pub(crate) Rc<State>, Dispatcher);
+
+/// A change makes a new state: two handles show the same where theirs is one.
+impl PartialEq for Handle {
+    fn eq(&self, other: &Self) -> bool {
+        Rc::ptr_eq(&self.0, &other.0)
+    }
 }
 
-impl Ask for Handle {
-    fn text(&self) -> &'static dyn Catalogue {
+/// The state that begins as `start`.
+#[hook]
+pub(crate) fn use_store(start: Rc<State>) -> Handle {
+    let store = use_reducer(|| Store(start));
+    Handle(Rc::clone(&store.0), store.dispatcher())
+}
+
+impl Handle {
+    /// The words of the page's language.
+    pub(crate) fn text(&self) -> &'static dyn Catalogue {
         Locale::En.text()
     }
 
-    fn report(&self) -> &'static dyn ReportCatalogue {
+    /// Its words for what was measured.
+    pub(crate) fn report(&self) -> &'static dyn ReportCatalogue {
         Locale::En.report()
     }
 
-    fn on<E: 'static>(&self, action: impl Fn(E) -> Action + 'static) -> Callback<E> {
+    /// What changes the state.
+    pub(crate) fn dispatcher(&self) -> Dispatcher {
+        self.1.clone()
+    }
+
+    /// A callback that dispatches what `action` makes of an event.
+    pub(crate) fn on<E: 'static>(&self, action: impl Fn(E) -> Action + 'static) -> Callback<E> {
         let dispatcher = self.dispatcher();
         Callback::from(move |event| dispatcher.dispatch(action(event)))
     }

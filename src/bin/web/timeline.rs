@@ -7,7 +7,7 @@ use vram_budget::view::timeline::{SIDE, Timeline};
 use yew::prelude::*;
 
 use crate::answer::{anchor, key, letter, stripes};
-use crate::store::{Ask, Handle};
+use crate::store::Handle;
 
 /// The height of the plot, and the room above it for the peak's label, in px.
 const HEIGHT: f64 = 220.0;
