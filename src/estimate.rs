@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::allocator::{AllocConf, Config};
 use crate::bill::{self, Bill, Instant, Provenance, ProvenanceKind, Sources, Tier, Tiers, TimelinePoint, modelled};
+use crate::calibration;
 use crate::issue::{Issue, IssueKind};
 use crate::machine::{Capability, Hardware};
 use crate::model::{Model, ModelSource, ReadModel, presets, read_config};
@@ -537,7 +538,7 @@ fn tiers(readings: &Readings, hardware: &Hardware, plan: &Plan) -> Tiers {
         let highest = |of: &dyn Fn(&PhaseOnCard) -> Bytes| phases.iter().map(of).max().unwrap_or_default();
         most = [highest(&PhaseOnCard::allocated), highest(&PhaseOnCard::reserved)];
     }
-    let [allocated, reserved] = most;
+    let [allocated, reserved] = calibration::raised(plan, most);
     let reserved = known.then(|| Tier { peak_bytes: reserved, provenance: replayed.clone() });
     let process = hardware.context.as_ref().zip(reserved.as_ref()).and_then(|(context, reserved)| {
         let communicators =

@@ -18,6 +18,7 @@
 
 pub mod allocator;
 pub mod bill;
+pub mod calibration;
 mod data;
 pub mod decide;
 pub mod estimate;

@@ -5,6 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::calibration::{self, Calibration};
 use crate::issue::Issue;
 use crate::machine::{Hardware, Machine, assumed_communicators};
 use crate::model::ModelSource;
@@ -38,6 +39,9 @@ pub struct Plan {
     /// Thresholds of the decision tree.
     #[serde(default)]
     pub policy: Policy,
+    /// What measurements of such jobs say beside the walk. Absent: it was not calibrated.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub calibration: Option<Calibration>,
 }
 
 impl Plan {
@@ -51,12 +55,13 @@ impl Plan {
         }
     }
 
-    /// The machine with the catalogue's facts and what the layout's communicators take.
+    /// The machine with the catalogue's facts, what was fitted of it and what the layout's communicators take.
     ///
     /// # Errors
     /// Every field of the machine that is wrong.
     pub fn hardware(&self) -> Result<Hardware, Vec<Issue>> {
         let mut hardware = self.machine.resolve()?;
+        calibration::fill(self, &mut hardware);
         let assumed = || assumed_communicators(&self.parallel, hardware.capability);
         hardware.communicators = hardware.communicators.take().or_else(assumed);
         Ok(hardware)

@@ -25,6 +25,7 @@ fn preset(name: &str, precision: Precision, gpu: Option<&str>) -> Plan {
         machine: Machine { gpu: gpu.map(|g| GpuChoice::Catalogue(g.into())), ..Machine::default() },
         framework: Framework::default(),
         policy: Policy::default(),
+        calibration: None,
     }
 }
 

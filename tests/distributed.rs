@@ -160,6 +160,7 @@ fn plan(hidden: u64, heads: u64, mlp: u64, vocabulary: u64, parallel: Parallel) 
         machine: Default::default(),
         framework: Default::default(),
         policy: Default::default(),
+        calibration: None,
     }
 }
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use serde_json::Value;
-use vram_budget::measure::{Case, Measurement};
+use vram_budget::measure::{Case, Figure, Measurement, Reading, ReadingName};
 use vram_budget::plan::Plan;
 use vram_budget::recipe::Precision;
 
@@ -76,6 +76,38 @@ fn what_nothing_explains_is_said() {
     assert_eq!(code, 0);
     assert!(out.contains("Nothing we know explains 1.3"), "{out}");
     assert!(!out.contains("high confidence"), "{out}");
+}
+
+/// A plan is fitted to what three runs show of the process, is used by `estimate`, and gives its calibration back.
+#[test]
+fn a_plan_is_calibrated_and_used() {
+    let (plan, measurement) = recorded();
+    let plan_text = serde_json::to_string(&plan).unwrap();
+    file("calibrate-plan.json", &plan_text);
+    let process: ReadingName = "process".parse().unwrap();
+    let reserved = measurement.bytes(ReadingName::MaxReserved).unwrap();
+    for (run, context) in [(1, 690_i64), (2, 700), (3, 712)] {
+        let mut seen = measurement.clone();
+        seen.readings.push(Reading::new(process, process.tier(), Figure::Bytes(reserved + (context << 20))));
+        file(&format!("calibrate-{run}.json"), &serde_json::to_string(&seen).unwrap());
+    }
+    let files = ["calibrate-1.json", "calibrate-2.json", "calibrate-3.json"];
+    let (code, calibrated, said) = run(&[&["calibrate", "calibrate-plan.json"], &files[..]].concat());
+    assert_eq!(code, 0, "{said}");
+    insta::assert_snapshot!(said);
+    file("calibrated.json", &calibrated);
+    let (_, text, _) = run(&["estimate", "--plan", "calibrated.json"]);
+    let lines: Vec<&str> = text.lines().skip_while(|line| !line.starts_with("Allocated peak")).take(7).collect();
+    insta::assert_snapshot!(lines.join("\n"));
+    let (_, json, _) = run(&["estimate", "--plan", "calibrated.json", "--json"]);
+    let document: Value = serde_json::from_str(&json).unwrap();
+    let [low, high] = [0, 1].map(|at| document["intervals"]["process"][at].as_i64().unwrap());
+    assert!(low < reserved + (690 << 20) && high > reserved + (712 << 20), "{low} to {high}");
+    assert_eq!(document["plan"]["calibration"]["measurements"], 3);
+    let (_, before, _) = run(&["calibrate", "--plan", "calibrated.json", "--remove"]);
+    assert_eq!(serde_json::from_str::<Value>(&before).unwrap(), serde_json::from_str::<Value>(&plan_text).unwrap());
+    let (code, _, err) = run(&["calibrate", "gpt2"]);
+    assert!(code == 4 && err.contains("no measurement"), "{err}");
 }
 
 #[test]

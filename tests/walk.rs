@@ -23,6 +23,7 @@ fn plan(config: serde_json::Value, recipe: Recipe) -> Plan {
         machine: Default::default(),
         framework: Framework::default(),
         policy: Policy::default(),
+        calibration: None,
     }
 }
 

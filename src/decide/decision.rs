@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::bill::ProvenanceKind;
 use crate::bill::Tiers;
+use crate::calibration::{Calibration, Fitted, Quantity};
 use crate::decide::remedy::{RULES, Rule, Situation};
 use crate::decide::verdict::{Fact, Numbers, Reason, judge};
 use crate::decide::{Caveat, PricedRemedy, TreeStep, Verdict, VerdictKind, tree};
@@ -18,7 +19,7 @@ use crate::plan::{PLAN_VERSION, Plan};
 use crate::recipe::Precision;
 use crate::recipe::parallel::DataParallel;
 use crate::rule_of_thumb::{self, Thumb};
-use crate::throughput::{self, Throughput, Work};
+use crate::throughput::{self, Range, Throughput, Work};
 use crate::units::Bytes;
 
 /// Everything that follows from a plan: its estimate, the verdict, the tree, the remedies.
@@ -122,7 +123,11 @@ impl<'a> Situated<'a> {
 
     fn throughput(&self) -> Option<Throughput> {
         let run = self.runs.dearest();
-        throughput::rough(&work_of(&run.plan)?, &run.plan.recipe, &self.hardware)
+        let speed = throughput::rough(&work_of(&run.plan)?, &run.plan.recipe, &self.hardware)?;
+        Some(match run.plan.fitted(Fitted::Efficiency) {
+            Some(Quantity { value, low, high, .. }) => speed.reaching(*value, Range { low: *low, high: *high }),
+            None => speed,
+        })
     }
 
     fn decision(self, remedies: Vec<PricedRemedy>) -> Decision {
@@ -143,7 +148,7 @@ impl<'a> Situated<'a> {
 
 /// The work of a plan whose speed can be estimated: what several models and phases take is not modelled. Megatron-LM says what
 /// it runs again and which kernels it runs apart from the recipe, which is not read here.
-pub(super) fn work_of(plan: &Plan) -> Option<Work> {
+pub(crate) fn work_of(plan: &Plan) -> Option<Work> {
     let megatron = matches!(plan.parallel.data, DataParallel::Megatron(_));
     (plan.recipe.method.is_none() && !megatron).then(|| Work::of(plan)).flatten()
 }
@@ -392,12 +397,14 @@ fn caveats(plan: &Plan, hardware: &Hardware) -> Vec<Caveat> {
         caveats.push(Caveat::CapacityAssumed { bytes, provenance });
     }
     if let Some(context) = &hardware.context
+        && context.provenance.kind == ProvenanceKind::Assumed
         && plan.machine.context_bytes.is_none()
     {
         let (bytes, provenance) = (context.bytes, context.provenance.clone());
         caveats.push(Caveat::ContextAssumed { bytes, provenance });
     }
     if let Some(communicators) = &hardware.communicators
+        && communicators.provenance.kind == ProvenanceKind::Assumed
         && plan.machine.communicator_bytes.is_none()
     {
         let (bytes, provenance) = (communicators.bytes, communicators.provenance.clone());
@@ -414,6 +421,7 @@ fn document_issues(plan: &Plan) -> Vec<Issue> {
         let kind = IssueKind::OutOfRange { min: version, max: version, found: plan.version.to_string() };
         issues.push(Issue::new("version", kind));
     }
+    issues.extend(plan.calibration.iter().flat_map(Calibration::issues));
     let policy = &plan.policy;
     let mut shares = true;
     for (field, share) in [

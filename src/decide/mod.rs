@@ -13,6 +13,7 @@ mod tree;
 mod verdict;
 
 pub use caveat::Caveat;
+pub(crate) use decision::work_of;
 pub use decision::{Candidate, Decision, Deliberation, Walk, decide, decide_with, quick};
 pub use remedy::{Effect, PricedRemedy, RemedyId};
 pub use tree::{Figure, Piece, Question, Status, TreeStep};

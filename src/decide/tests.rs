@@ -64,6 +64,7 @@ fn plan(memory: u64) -> Plan {
         },
         framework: Framework::default(),
         policy: Policy::default(),
+        calibration: None,
     }
 }
 

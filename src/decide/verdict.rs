@@ -3,8 +3,10 @@
 use serde::{Deserialize, Serialize};
 
 use crate::bill::{Instant, Tiers};
+use crate::calibration::within;
 use crate::estimate::OnCard;
 use crate::machine::Hardware;
+use crate::measure::TierName;
 use crate::plan::Plan;
 use crate::recipe::Precision;
 use crate::recipe::parallel::{DataParallel, MegatronLoss};
@@ -67,7 +69,7 @@ pub enum Reason {
     RoomBeyondMargin {
         /// Left of the card by the process figure.
         free: Bytes,
-        /// The margin that the policy keeps.
+        /// The margin that the policy keeps, or what a calibration leaves open where that is more.
         margin: Bytes,
     },
     /// *Tight*: something is left, but less than the margin.
@@ -214,7 +216,10 @@ fn decide(numbers: &Numbers, gpu_named: bool, in_use: Bytes, plan: &Plan) -> (Ve
         return (VerdictKind::Tight, Reason::OnlyByFreeingCache { over: Bytes(held - capacity.0) });
     }
     let free = Bytes(capacity.0 - held);
-    let margin = share_of(capacity, plan.policy_in_force().margin_low);
+    // What was fitted is not known better than its interval.
+    let fitted = within(plan, TierName::Device, Bytes(held), [numbers.allocated, reserved]);
+    let doubt = fitted.map_or(Bytes::ZERO, |[_, high]| high.saturating_sub(Bytes(held)));
+    let margin = share_of(capacity, plan.policy_in_force().margin_low).max(doubt);
     // Compiled, and seen to take a fifth more than is walked.
     if matches!(&parallel.data, DataParallel::Megatron(options) if options.cross_entropy == MegatronLoss::Native) {
         return unknown(Fact::Compiled);

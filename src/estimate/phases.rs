@@ -1,5 +1,6 @@
 //! The phases of a job on its card, and what another engine holds of that beside the trainer.
 
+use crate::calibration::overhead;
 use crate::estimate::usable;
 use crate::machine::Hardware;
 use crate::plan::Plan;
@@ -73,6 +74,6 @@ fn holds(plan: &Plan, phase: Phase) -> bool {
 
 /// What the card can give to the trainer's caching allocator, where that is known.
 pub(super) fn usable_beside(plan: &Plan, hardware: &Hardware) -> Option<Bytes> {
-    let usable = usable(hardware)?;
+    let usable = usable(hardware)?.saturating_sub(overhead(plan));
     if holds(plan, Phase::Update) { Some(usable.saturating_sub(share(plan, hardware)?)) } else { Some(usable) }
 }

@@ -96,6 +96,7 @@ fn plan(setup: RawSetup) -> Result<Plan, Vec<Issue>> {
         machine,
         framework,
         policy: Policy::default(),
+        calibration: None,
     })
 }
 

@@ -1,5 +1,6 @@
 //! Prediction against measurement, figure by figure.
 
+mod calibrate;
 mod diagnosis;
 mod hypothesis;
 mod prediction;
@@ -7,9 +8,10 @@ mod trend;
 
 use serde::{Deserialize, Serialize};
 
+pub use calibrate::{Fit, LeftOut, Why, calibrate};
 pub use diagnosis::{Symptom, diagnose};
 pub use hypothesis::{Certainty, Change, Hypothesis, Reconciliation, Search, Suspect, candidates, reconcile};
-pub use prediction::{Prediction, predict};
+pub use prediction::{Prediction, predict, predict_with_driver};
 pub use trend::{LEAK, Trend, leak, trend};
 
 use crate::measure::{Figure, Measurement, ReadingName, TierName};

@@ -4,10 +4,12 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::calibration::{overhead, raised};
 use crate::estimate::readings;
 use crate::issue::Issue;
 use crate::measure::{EvalReading, ReadingName, StepReading, Which};
 use crate::plan::Plan;
+use crate::reconcile::hypothesis::outside;
 use crate::step::readings::{Readings, StepReadings};
 use crate::units::Bytes;
 
@@ -21,7 +23,37 @@ pub struct Prediction(pub BTreeMap<ReadingName, i64>);
 /// # Errors
 /// Every issue of the plan, one per field; the rule of thumb, which has no readings.
 pub fn predict(plan: &Plan) -> Result<Prediction, Vec<Issue>> {
-    Ok(Prediction::from(&readings(plan)?))
+    Ok(Prediction::of(plan, &readings(plan)?))
+}
+
+/// [`predict`], and what the driver shows of the process and the card in a steady state, where the plan's machine is known.
+///
+/// # Errors
+/// As [`predict`].
+pub fn predict_with_driver(plan: &Plan) -> Result<Prediction, Vec<Issue>> {
+    let mut prediction = predict(plan)?;
+    outside::extend(&mut prediction, plan);
+    Ok(prediction)
+}
+
+impl Prediction {
+    /// What `plan` predicts, whose replay read `readings`: with what it was calibrated by.
+    #[must_use]
+    pub fn of(plan: &Plan, readings: &Readings) -> Self {
+        let mut prediction = Self::from(readings);
+        if plan.calibration.is_none() {
+            return prediction;
+        }
+        let overhead = overhead(plan);
+        for (name, figure) in &mut prediction.0 {
+            if outside::is_level(*name) {
+                *figure = figure.saturating_add(signed(overhead));
+            }
+        }
+        let [_, reserved] = raised(plan, [readings.max_allocated, readings.max_reserved]);
+        prediction.0.insert(ReadingName::MaxReserved, signed(reserved));
+        prediction
+    }
 }
 
 impl From<&Readings> for Prediction {

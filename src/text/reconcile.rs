@@ -1,8 +1,9 @@
 //! What is said of a measurement beside a prediction: what explains the difference. A catalogue of its own, as
 //! [`super::ReportCatalogue`].
 
+use crate::calibration::Quantity;
 use crate::plan::Plan;
-use crate::reconcile::{Certainty, Change, Hypothesis, Reconciliation, Suspect, Symptom};
+use crate::reconcile::{Certainty, Change, Hypothesis, Reconciliation, Suspect, Symptom, Why};
 use crate::text::Locale;
 use crate::text::en::English;
 
@@ -26,6 +27,12 @@ pub trait ReconcileCatalogue: Sync {
     fn remedy(&self, symptom: &Symptom) -> &'static str;
     /// What nothing known explains, as a sentence.
     fn unexplained(&self, bytes: i64) -> String;
+    /// A fitted quantity with its value and its interval, as a phrase.
+    fn quantity(&self, quantity: &Quantity) -> String;
+    /// What a plan was calibrated by, as a sentence before its quantities.
+    fn calibrated(&self, measurements: u64) -> String;
+    /// Why a measurement was left out, as a sentence.
+    fn left_out(&self, why: &Why) -> String;
 }
 
 impl Locale {

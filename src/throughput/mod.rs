@@ -145,6 +145,23 @@ impl Throughput {
     }
 }
 
+impl Throughput {
+    /// The estimate where steps reach so large a share of the efficiency that is assumed of kernels, with its interval.
+    #[must_use]
+    pub fn reaching(self, share: f64, within: Range) -> Self {
+        let mut speed = self.calibrated(1.0 / share);
+        let Range { low, high } = within.times(1.0 / share);
+        let around = |range: Range| Range { low: range.low * low, high: range.high * high };
+        speed.tokens_per_second = around(speed.tokens_per_second);
+        speed.samples_per_second = around(speed.samples_per_second);
+        speed.efficiency = around(speed.efficiency);
+        speed.mfu = around(speed.mfu);
+        let likely = speed.likely_seconds.0;
+        speed.step_seconds = (Seconds(likely / high), Seconds(likely / low.max(1e-3)));
+        speed
+    }
+}
+
 /// The published interval around a prediction, as factors.
 fn interval() -> Range {
     Range { low: card::figure("interval", "low"), high: card::figure("interval", "high") }

@@ -43,5 +43,6 @@ pub fn example() -> Plan {
         machine: Machine { gpu: Some(GpuChoice::Catalogue("RTX 4090 24GB".into())), ..Machine::default() },
         framework: Framework::default(),
         policy: Policy::default(),
+        calibration: None,
     }
 }

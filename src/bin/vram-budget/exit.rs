@@ -25,6 +25,11 @@ impl Rejected {
         Self { what: what.into(), reasons: vec![reason.into()] }
     }
 
+    /// `what` is rejected for several reasons.
+    pub(crate) fn several(what: impl Into<String>, reasons: Vec<String>) -> Self {
+        Self { what: what.into(), reasons }
+    }
+
     /// `what` is rejected for its fields.
     pub(crate) fn fields(what: impl Into<String>, issues: &[Issue]) -> Self {
         let text = Locale::En.text();

@@ -4,6 +4,7 @@
 //! driver, 4 the input was rejected.
 #![expect(clippy::disallowed_methods, reason = "the command opens files; the engine does not")]
 
+mod calibrate;
 mod csv;
 mod estimate;
 mod exit;
@@ -48,6 +49,7 @@ const EXAMPLES: &str = "Examples:
   vram-budget explain train.log
   nvidia-smi | vram-budget import -
   vram-budget reconcile --plan plan.json measured.json
+  vram-budget calibrate plan.json run-*.json > calibrated.json
   vram-budget validate cases.jsonl";
 
 #[derive(Debug, Subcommand)]
@@ -74,6 +76,8 @@ enum Command {
     Validate(validate::Args),
     /// Hold a measurement against a plan: what explains the difference, what it means, what to do
     Reconcile(Box<reconcile::Args>),
+    /// Fit a plan to measurements: context, fragmentation, versions and more, with intervals; prints the plan
+    Calibrate(Box<calibrate::Args>),
     /// Replay a recorded run of the caching allocator, to the byte
     Replay(replay::Args),
     /// Read a recording of torch.cuda.memory._dump_snapshot(): who holds what, the peak, and other settings
@@ -111,6 +115,7 @@ fn main() -> ExitCode {
         Command::Explain(args) => import::explain(&args),
         Command::Validate(args) => validate::run(&args),
         Command::Reconcile(args) => reconcile::run(&args),
+        Command::Calibrate(args) => calibrate::run(&args),
         Command::Replay(args) => replay::run(&args),
         Command::Snapshot(args) => snapshot::run(&args),
         Command::Open(args) => page::open(&args),

@@ -345,6 +345,7 @@ impl PlanArgs {
                 machine: vram_budget::machine::Machine::default(),
                 framework: Framework::default(),
                 policy: Policy::default(),
+                calibration: None,
             },
         };
         if let Some(path) = &self.config {

@@ -5,8 +5,8 @@
 //! allow little of it, and where none fits, the answer is that nothing known explains them.
 
 mod change;
-mod outside;
-mod score;
+pub(super) mod outside;
+pub(super) mod score;
 
 use core::cmp::Ordering;
 

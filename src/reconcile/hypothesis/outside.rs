@@ -13,12 +13,14 @@ const OUTSIDE: core::ops::RangeInclusive<u64> = 50 * MIB..=8 * GIB;
 /// The largest share of what is reserved that fragmentation alone explains.
 const FRAGMENTATION: f64 = 0.5;
 
-const PROCESS: ReadingName = ReadingName::Reported(Reported::Process);
-const USED: ReadingName = ReadingName::Reported(Reported::Used);
+/// What the driver shows of the process.
+pub(in crate::reconcile) const PROCESS: ReadingName = ReadingName::Reported(Reported::Process);
+/// What it shows of the card.
+pub(in crate::reconcile) const USED: ReadingName = ReadingName::Reported(Reported::Used);
 
 /// What the process and the card are seen to hold in a steady state, where the plan's machine is known: the cache does not
 /// shrink.
-pub(super) fn extend(prediction: &mut Prediction, plan: &Plan) {
+pub(in crate::reconcile) fn extend(prediction: &mut Prediction, plan: &Plan) {
     let Some(reserved) = prediction.0.get(&ReadingName::MaxReserved).copied() else { return };
     let Ok(hardware) = plan.hardware() else { return };
     let signed = |bytes: Bytes| i64::try_from(bytes.get()).ok();
@@ -95,7 +97,7 @@ fn raised(prediction: &Prediction, bytes: Bytes, of: impl Fn(ReadingName) -> boo
 }
 
 /// Whether the figure counts everything alive at an instant of a run: neither a difference nor the size of one thing.
-fn is_level(name: ReadingName) -> bool {
+pub(in crate::reconcile) fn is_level(name: ReadingName) -> bool {
     use crate::measure::StepReading::{Grads, Inputs};
     !name.is_delta()
         && !matches!(

@@ -15,20 +15,20 @@ const LEAST_DELTA: f64 = 0.05;
 
 /// One measured figure that a plan predicts.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Evidence {
-    pub(super) name: ReadingName,
-    pub(super) bytes: i64,
+pub(in crate::reconcile) struct Evidence {
+    pub(in crate::reconcile) name: ReadingName,
+    pub(in crate::reconcile) bytes: i64,
     /// What a printed figure can stand for.
     range: [i64; 2],
     /// What a deviation is a share of.
     level: f64,
     /// What a right prediction may be off by.
-    tolerance: f64,
+    pub(in crate::reconcile) tolerance: f64,
 }
 
 /// The figures of `measurement` that `prediction` has too.
 #[expect(clippy::cast_precision_loss, reason = "a ratio")]
-pub(super) fn evidence(measurement: &Measurement, prediction: &Prediction) -> Vec<Evidence> {
+pub(in crate::reconcile) fn evidence(measurement: &Measurement, prediction: &Prediction) -> Vec<Evidence> {
     let comparable = measurement.readings.iter().filter_map(|reading| match reading.figure {
         Figure::Bytes(bytes) if reading.tier == tier_of(reading.name) && prediction.0.contains_key(&reading.name) => {
             Some((reading, bytes))
@@ -49,7 +49,7 @@ pub(super) fn evidence(measurement: &Measurement, prediction: &Prediction) -> Ve
 
 impl Evidence {
     /// Bytes between the prediction and what the printed figure can stand for.
-    pub(super) fn off(&self, prediction: &Prediction) -> i64 {
+    pub(in crate::reconcile) fn off(&self, prediction: &Prediction) -> i64 {
         let Some(predicted) = prediction.0.get(&self.name) else { return self.bytes };
         let [least, most] = self.range;
         predicted.saturating_sub(*predicted.clamp(&least, &most))
@@ -57,18 +57,18 @@ impl Evidence {
 
     /// The same as a share, what a right prediction may be off by left out; at most 1.
     #[expect(clippy::cast_precision_loss, reason = "a ratio")]
-    pub(super) fn misfit(&self, prediction: &Prediction) -> f64 {
+    pub(in crate::reconcile) fn misfit(&self, prediction: &Prediction) -> f64 {
         let off = self.off(prediction).unsigned_abs() as f64;
         ((off - self.tolerance) / self.level).clamp(0.0, 1.0)
     }
 }
 
 /// The sum of the figures' misfits: 0 where every one is as predicted.
-pub(super) fn misfit(evidence: &[Evidence], prediction: &Prediction) -> f64 {
+pub(in crate::reconcile) fn misfit(evidence: &[Evidence], prediction: &Prediction) -> f64 {
     evidence.iter().map(|one| one.misfit(prediction)).sum()
 }
 
 /// Bytes that all figures together are off by.
-pub(super) fn off(evidence: &[Evidence], prediction: &Prediction) -> i128 {
+pub(in crate::reconcile) fn off(evidence: &[Evidence], prediction: &Prediction) -> i128 {
     evidence.iter().map(|one| i128::from(one.off(prediction).unsigned_abs())).sum()
 }

@@ -1,11 +1,12 @@
 //! What explains the difference between a prediction and a measurement.
 
 use super::English;
+use crate::calibration::{Fitted, Quantity};
 use crate::plan::Plan;
 use crate::recipe::{Checkpointing, Loss, ZeroGrad};
-use crate::reconcile::{Certainty, Change, Hypothesis, Reconciliation, Suspect, Symptom, Trend};
-use crate::text::{Catalogue, ReconcileCatalogue};
-use crate::units::Bytes;
+use crate::reconcile::{Certainty, Change, Hypothesis, Reconciliation, Suspect, Symptom, Trend, Why};
+use crate::text::{Catalogue, ReconcileCatalogue, issue_line};
+use crate::units::{Bytes, three_digits};
 
 impl ReconcileCatalogue for English {
     fn residual(&self, found: &Reconciliation) -> String {
@@ -238,6 +239,50 @@ impl ReconcileCatalogue for English {
 
     fn unexplained(&self, bytes: i64) -> String {
         format!("Nothing we know explains {}.", Bytes(bytes.unsigned_abs()))
+    }
+
+    fn quantity(&self, quantity: &Quantity) -> String {
+        let Quantity { of, value, low, high } = *quantity;
+        let (name, about) = match of {
+            Fitted::Overhead => ("allocated beside the step", ""),
+            Fitted::Fragmentation => ("fragmentation", " of reserved memory beyond one shape’s"),
+            Fitted::Context => ("context and libraries", ""),
+            Fitted::Communicators => ("NCCL’s communicators", ""),
+            Fitted::InUse => ("other processes", ""),
+            Fitted::Efficiency => ("efficiency", " of what is assumed"),
+        };
+        #[expect(clippy::cast_possible_truncation, reason = "bytes below 2⁵³")]
+        let one = |value: f64| match of.is_share() {
+            true if value < 0.0 => format!("−{} %", three_digits(-value * 100.0)),
+            true => format!("{} %", three_digits(value * 100.0)),
+            false => signed(value.round() as i64),
+        };
+        format!("{name} {}{about} ({} to {})", one(value), one(low), one(high))
+    }
+
+    fn calibrated(&self, measurements: u64) -> String {
+        let of = if measurements == 1 { "one measurement".into() } else { format!("{measurements} measurements") };
+        format!("Fitted to {of}; nine in ten further ones are expected in the intervals.")
+    }
+
+    fn left_out(&self, why: &Why) -> String {
+        match why {
+            Why::Refused(issues) => {
+                let all: Vec<String> = issues.iter().map(|issue| issue_line(self, issue)).collect();
+                format!("left out, its plan cannot be walked: {}", all.join("; "))
+            }
+            Why::Recipe(change) => {
+                format!("left out: its figures fit {}. Adopt that first; no quantity should hide it.", self.change(*change))
+            }
+            Why::Unexplained => {
+                "what is allocated is left out: it is off by different amounts at different instants, which no quantity explains."
+                    .into()
+            }
+            Why::OneFigure => {
+                "what is allocated is left out: one figure cannot tell what is kept beside the step from another recipe."
+                    .into()
+            }
+        }
     }
 }
 

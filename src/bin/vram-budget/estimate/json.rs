@@ -5,6 +5,7 @@ use std::io::Write;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 use vram_budget::bill::{Bill, Instant, Part};
+use vram_budget::calibration::intervals;
 use vram_budget::decide::Decision;
 use vram_budget::estimate::{Estimate, PhaseOnCard, RankEstimate, binding_phase, phases as on_card};
 use vram_budget::plan::Plan;
@@ -47,6 +48,9 @@ pub(super) fn print(
         "throughput": decision.throughput,
         "caveats": decision.caveats,
     });
+    if let (true, Value::Object(document)) = (plan.calibration.is_some(), &mut document) {
+        document.insert("intervals".into(), serde_json::to_value(intervals(plan, &estimate.tiers))?);
+    }
     if let (false, Value::Object(document)) = (ranks.is_empty(), &mut document) {
         document.insert("ranks".into(), serde_json::to_value(ranks)?);
     }

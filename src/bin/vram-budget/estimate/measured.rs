@@ -5,6 +5,7 @@ use std::path::Path;
 
 use vram_budget::decide::Decision;
 use vram_budget::measure::{Options, Unit};
+use vram_budget::plan::Plan;
 use vram_budget::reconcile::{Prediction, Row, compare};
 use vram_budget::units::Bytes;
 
@@ -12,13 +13,14 @@ use crate::exit::Rejected;
 use crate::input;
 
 /// The rows for the measurement in `path`, whatever text it is in.
-pub(super) fn rows(decision: &Decision, path: &Path, unit: Option<Unit>) -> anyhow::Result<Vec<Row>> {
+pub(super) fn rows(plan: &Plan, decision: &Decision, path: &Path, unit: Option<Unit>) -> anyhow::Result<Vec<Row>> {
     let measurements = crate::import::read(path, &Options { unit, ..Options::default() })?;
     let [measurement] = measurements.as_slice() else {
         let reason = format!("it holds {} measurements, and one is compared", measurements.len());
         return Err(Rejected::because(input::name(path), reason).into());
     };
-    let prediction = decision.estimate.readings.as_ref().map(Prediction::from).unwrap_or_default();
+    let readings = decision.estimate.readings.as_ref();
+    let prediction = readings.map(|readings| Prediction::of(plan, readings)).unwrap_or_default();
     Ok(compare(&prediction, measurement))
 }
 

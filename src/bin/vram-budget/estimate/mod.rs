@@ -66,7 +66,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         decision = decision.with_measured_step(seconds);
     }
     let rows = match &args.measured {
-        Some(path) => Some(measured::rows(&decision, path, args.unit)?),
+        Some(path) => Some(measured::rows(&plan, &decision, path, args.unit)?),
         None => None,
     };
     // The rule of thumb has no step to replay.

@@ -3,6 +3,7 @@
 use std::io::{self, Write};
 
 use vram_budget::bill::{Instant, Part, Tier};
+use vram_budget::calibration::{Calibration, Intervals, intervals};
 use vram_budget::decide::{
     Candidate, Caveat, Decision, Fact, Figure, Numbers, PricedRemedy, Question, Reason, TreeStep, VerdictKind,
 };
@@ -32,7 +33,7 @@ pub(super) fn print(
     let text = Locale::En.text();
     answer(text, plan, decision, out)?;
     job(text, plan, out)?;
-    bill(text, decision, out)?;
+    bill(text, plan, decision, out)?;
     if let Some(smallest) = smallest {
         smallest_card(text, smallest, out)?;
     }
@@ -196,7 +197,7 @@ fn all_ranks(text: &dyn Catalogue, ranks: &[RankEstimate], out: &mut dyn Write) 
 }
 
 /// Five parts × four instants in GiB, and the tiers.
-fn bill(text: &dyn Catalogue, decision: &Decision, out: &mut dyn Write) -> io::Result<()> {
+fn bill(text: &dyn Catalogue, plan: &Plan, decision: &Decision, out: &mut dyn Write) -> io::Result<()> {
     let estimate = &decision.estimate;
     write!(out, "\n{:<18}", "GiB")?;
     for instant in Instant::ALL {
@@ -215,15 +216,32 @@ fn bill(text: &dyn Catalogue, decision: &Decision, out: &mut dyn Write) -> io::R
         let mark = if instant == estimate.bill.binding { "*" } else { " " };
         write!(out, " {:>14}{mark}", gib(estimate.bill.column(instant).parts.total()))?;
     }
-    writeln!(out, "\n{:<18} {:>15}", "Allocated peak", gib(estimate.tiers.allocated.peak_bytes))?;
+    let Intervals { allocated, reserved, process } = intervals(plan, &estimate.tiers);
+    let within = |interval: Option<[Bytes; 2]>| {
+        interval.map_or_else(String::new, |[low, high]| format!("  {} to {} in nine of ten", gib(low), gib(high)))
+    };
+    writeln!(out, "\n{:<18} {:>15}{}", "Allocated peak", gib(estimate.tiers.allocated.peak_bytes), within(allocated))?;
     let size = |tier: &Option<Tier>| tier.as_ref().map_or_else(|| "not known".to_owned(), |t| gib(t.peak_bytes));
-    writeln!(out, "{:<18} {:>15}", "Reserved peak", size(&estimate.tiers.reserved))?;
-    write!(out, "{:<18} {:>15}", "Process peak", size(&estimate.tiers.process))?;
+    writeln!(out, "{:<18} {:>15}{}", "Reserved peak", size(&estimate.tiers.reserved), within(reserved))?;
+    write!(out, "{:<18} {:>15}{}", "Process peak", size(&estimate.tiers.process), within(process))?;
     let numbers = &decision.verdict.numbers;
     if let (Some(context), Some(communicators)) = (numbers.context, numbers.communicators) {
         write!(out, "  with a context of {} and NCCL's communicators of {}", gib(context), gib(communicators))?;
     }
-    writeln!(out)
+    writeln!(out)?;
+    calibration(plan, out)
+}
+
+/// What the plan was calibrated by.
+fn calibration(plan: &Plan, out: &mut dyn Write) -> io::Result<()> {
+    let Some(Calibration { measurements, quantities, .. }) = &plan.calibration else { return Ok(()) };
+    let words = Locale::En.reconcile();
+    writeln!(out, "{}", words.calibrated(*measurements))?;
+    // What was fitted on another card holds there.
+    for quantity in quantities.iter().filter(|quantity| plan.fitted(quantity.of).is_some()) {
+        writeln!(out, "  {}", words.quantity(quantity))?;
+    }
+    Ok(())
 }
 
 /// What is kept in host memory, and what a checkpoint writes.
