@@ -153,6 +153,37 @@ fn absent_kernels_of_liger_are_refused() {
     assert_eq!(of("gpt2", &LigerKernel::DEFAULT).unwrap_err().len(), 4);
 }
 
+/// What peft 0.21 refuses of adapters on experts is refused, with its reason.
+#[test]
+fn adapters_that_peft_refuses_on_experts_are_refused() {
+    let of = |preset: &str, lora: serde_json::Value| {
+        let plan: vram_budget::plan::Plan = serde_json::from_value(serde_json::json!({
+            "version": 1, "model": { "preset": preset }, "recipe": { "lora": lora },
+            "machine": { "gpu": { "catalogue": "H100 SXM5 80GB" } }
+        }))
+        .unwrap();
+        let told = |issue| format!("{issue:?}");
+        Job::of(&plan).map(drop).map_err(|issues| issues.into_iter().map(told).collect::<Vec<_>>().join("; "))
+    };
+    let mixtral = |targets: serde_json::Value| of("mixtral-8x7b", serde_json::json!({ "r": 8, "targets": targets }));
+    assert_eq!(mixtral("all-linear".into()), Ok(()));
+    assert_eq!(mixtral(["q_proj", "w1", "w2", "w3", "gate"].into()), Ok(()));
+    let alone = mixtral(["w1", "w2"].into()).unwrap_err();
+    assert!(alone.contains("w3 too") && alone.contains("fused into gate_up_proj"), "{alone}");
+    assert!(mixtral(["gate_proj"].into()).unwrap_err().contains("UnknownName"));
+    let dropped = serde_json::json!({ "r": 8, "targets": "all-linear", "dropout": 0.1 });
+    assert!(of("mixtral-8x7b", dropped).unwrap_err().contains("lora_dropout != 0"));
+    let dora = serde_json::json!({ "r": 8, "targets": ["w2"], "use_dora": true });
+    assert!(of("mixtral-8x7b", dora).unwrap_err().contains("use_dora=True"));
+    let named = |names: serde_json::Value| serde_json::json!({ "r": 8, "targets": [], "target_parameters": names });
+    assert_eq!(of("gpt-oss-20b", named(["mlp.experts.gate_up_proj", "experts.down_proj"].into())), Ok(()));
+    let unknown = of("gpt-oss-20b", named(["experts.up_proj"].into())).unwrap_err();
+    assert!(unknown.contains("UnknownName") && unknown.contains("experts.down_proj"), "{unknown}");
+    assert!(of("llama-3.1-8b", named(["q_proj.weight"].into())).unwrap_err().contains("NotModelled"));
+    // A matrix's layers that are not targeted are as they were.
+    assert_eq!(of("qwen3-30b-a3b", serde_json::json!({ "r": 8, "targets": ["q_proj"], "dropout": 0.1 })), Ok(()));
+}
+
 /// Packed sequences are one row whose lengths add up; what cannot be given such a row is refused.
 #[test]
 fn packed_sequences_are_one_row() {

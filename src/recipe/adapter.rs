@@ -15,6 +15,10 @@ pub struct Lora {
     #[serde(with = "targets")]
     #[cfg_attr(feature = "schema", schemars(schema_with = "targets::schema"))]
     pub targets: Vec<String>,
+    /// Parameters, not layers, that get a pair each: by the end of their name, such as `experts.down_proj` for the stacked
+    /// weights of a mixture's experts. The pair is folded into the parameter whenever it is used (`lora.ParamWrapper`).
+    #[serde(default, skip_serializing_if = "is_default", deserialize_with = "null_is_none")]
+    pub target_parameters: Vec<String>,
     /// Share of the pair's input that is dropped in training.
     #[serde(default, skip_serializing_if = "is_default")]
     pub dropout: f64,
@@ -45,6 +49,7 @@ impl Lora {
         Self {
             r,
             targets,
+            target_parameters: Vec::new(),
             dropout: 0.0,
             bias: LoraBias::None,
             modules_to_save: Vec::new(),

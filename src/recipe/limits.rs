@@ -60,7 +60,7 @@ impl Recipe {
                 let kind = IssueKind::OutOfRange { min: 1, max: MAX_LORA_RANK, found: lora.r.to_string() };
                 issues.push(Issue::new("recipe.lora.r", kind));
             }
-            if lora.targets.is_empty() {
+            if lora.targets.is_empty() && lora.target_parameters.is_empty() {
                 let expected = "names of linear layers".into();
                 issues.push(Issue::new("recipe.lora.targets", IssueKind::Missing { expected }));
             }

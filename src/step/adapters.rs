@@ -39,10 +39,15 @@ impl Trained {
         }
     }
 
-    fn shape(self, lora: &Lora, weight: &Shape, in_out: bool) -> Shape {
-        let r = Dim::plain(lora.r);
-        let (rows, columns) = (weight.dims()[0], weight.dims()[weight.rank().min(2) - 1]);
-        let (out, input) = if in_out { (columns, rows) } else { (rows, columns) };
+    /// Its sizes beside `weight`, whose pair has the rank `r`. `in_out`: whether linear layers' weights and each expert's
+    /// matrix lie [in, out].
+    fn shape(self, r: u64, weight: &Shape, in_out: [bool; 2]) -> Shape {
+        // Of experts each has its own pair; they lie beside each other.
+        let stacked = weight.rank() == 3;
+        let (experts, from) = if stacked { (weight.dims()[0].n, 1) } else { (1, 0) };
+        let r = Dim::plain(r.saturating_mul(experts));
+        let (rows, columns) = (weight.dims()[from], weight.dims()[weight.rank().min(2 + from) - 1]);
+        let (out, input) = if in_out[usize::from(stacked)] { (columns, rows) } else { (rows, columns) };
         match self {
             Self::A(_) => Shape::new(&[r, input]),
             Self::B(_) => Shape::new(&[out, r]),
@@ -52,9 +57,52 @@ impl Trained {
     }
 }
 
+/// How `model`'s linear layers' weights and its experts' matrices lie.
+fn in_out(model: &dyn Model) -> [bool; 2] {
+    [model.linears_lie_in_out(), model.experts_lie_in_out()]
+}
+
+/// The ends of the names of the parameters that pairs are folded into, and the pairs' ranks: those that `lora` names, and
+/// those that hold layers it names. Two layers' pairs in one parameter have twice the rank (`_convert_peft_config_moe`,
+/// peft 0.21, utils/transformers_weight_conversion.py).
+fn target_parameters<'a>(model: &dyn Model, lora: &'a Lora) -> Vec<(&'a str, u64)> {
+    let renamed = model.renamed_targets();
+    let mut all: Vec<(&str, u64)> = Vec::new();
+    for (_, new) in renamed.iter().filter(|(old, _)| is_target(lora, old)) {
+        match all.iter_mut().find(|(name, _)| name == new) {
+            Some((_, rank)) => *rank = rank.saturating_add(lora.r),
+            None => all.push((new, lora.r)),
+        }
+    }
+    for name in &lora.target_parameters {
+        if !all.iter().any(|(other, _)| other == name) {
+            all.push((name, lora.r));
+        }
+    }
+    all
+}
+
+/// Whether a parameter is one that ends in `target`, part by part.
+fn ends_in(parameter: &str, target: &str) -> bool {
+    parameter.strip_suffix(target).is_some_and(|before| before.is_empty() || before.ends_with('.'))
+}
+
+/// For each parameter of the model the rank of the pair that is folded into it; nothing where there is none.
+fn folded_ranks(model: &dyn Model, lora: &Lora, names: &[String]) -> Vec<Option<u64>> {
+    let targets = target_parameters(model, lora);
+    if targets.is_empty() {
+        return Vec::new();
+    }
+    let rank = |name: &String| targets.iter().find(|(target, _)| ends_in(name, target)).map(|(_, rank)| *rank);
+    names.iter().map(rank).collect()
+}
+
+/// What is trained, and the rank of its pair.
+type Ranked = (Trained, u64);
+
 /// What `lora` trains of `model`, in the order of `model.parameters()`: beside each targeted layer its bias, then its
-/// pair; a copy after its original.
-fn trained(model: &dyn Model, lora: &Lora) -> Vec<Trained> {
+/// pair; a copy after its original; pairs that are folded into parameters after those of their module.
+fn trained(model: &dyn Model, lora: &Lora) -> Vec<Ranked> {
     let (linear, names, parameters) = (model.linear_names(), model.parameter_names(), model.parameters());
     let name = |i: usize| names.get(i).map_or("", String::as_str);
     let pair = |i: usize| linear.get(i).copied().flatten().is_some_and(|n| is_target(lora, n));
@@ -63,18 +111,27 @@ fn trained(model: &dyn Model, lora: &Lora) -> Vec<Trained> {
         let stem = name(i).strip_suffix(".bias")?;
         (i > 0 && name(i - 1).strip_suffix(".weight") == Some(stem)).then_some(i - 1)
     };
-    let mut all = Vec::new();
-    let add_pair = |all: &mut Vec<Trained>, i: usize| {
-        all.extend([Trained::A(i), Trained::B(i)]);
+    let folded = folded_ranks(model, lora, &names);
+    let folded = |i: usize| folded.get(i).copied().flatten();
+    let mut all: Vec<Ranked> = Vec::new();
+    let mut of_module: Vec<Ranked> = Vec::new();
+    let add_pair = |all: &mut Vec<Ranked>, i: usize| {
+        all.extend([(Trained::A(i), lora.r), (Trained::B(i), lora.r)]);
         if lora.use_dora {
-            all.push(Trained::Magnitude(i));
+            all.push((Trained::Magnitude(i), lora.r));
         }
     };
     for (i, parameter) in parameters.iter().enumerate() {
+        if !of_module.is_empty() && module_of(name(i)) != module_of(name(i - 1)) {
+            all.append(&mut of_module);
+        }
+        if let Some(rank) = folded(i) {
+            of_module.extend([(Trained::A(i), rank), (Trained::B(i), rank)]);
+        }
         let owner = own_bias(i).filter(|&w| pair(w));
         let is_bias = name(i).ends_with(".bias");
         if is_bias && (lora.bias == LoraBias::All || lora.bias == LoraBias::LoraOnly && owner.is_some()) {
-            all.push(Trained::Bias(i));
+            all.push((Trained::Bias(i), 0));
         }
         if let Some(weight) = owner {
             add_pair(&mut all, weight);
@@ -84,13 +141,19 @@ fn trained(model: &dyn Model, lora: &Lora) -> Vec<Trained> {
         }
         if saved(i) {
             let table = parameter.lookup_only || is_tied(model, i);
-            all.push(Trained::Copy(i, if table { AS_TABLE } else { AS_LINEAR }));
+            all.push((Trained::Copy(i, if table { AS_TABLE } else { AS_LINEAR }), 0));
         }
     }
+    all.append(&mut of_module);
     if is_tied(model, 0) && lora.modules_to_save.iter().any(|m| m == HEAD) {
-        all.push(Trained::Copy(0, AS_LINEAR));
+        all.push((Trained::Copy(0, AS_LINEAR), 0));
     }
     all
+}
+
+/// The module that a parameter belongs to.
+fn module_of(parameter: &str) -> &str {
+    parameter.rsplit_once('.').map_or("", |(module, _)| module)
 }
 
 /// Whether a parameter is a look-up table that is the output head too.
@@ -104,8 +167,7 @@ fn is_target(lora: &Lora, name: &str) -> bool {
 
 /// Whether a parameter belongs to a module of this name.
 fn is_module(parameter: &str, module: &str) -> bool {
-    let path = parameter.rsplit_once('.').map_or("", |(path, _)| path);
-    path.strip_suffix(module).is_some_and(|before| before.is_empty() || before.ends_with('.'))
+    ends_in(module_of(parameter), module)
 }
 
 /// The sizes of what is trained: with adapters theirs, without them those of every parameter that is not frozen.
@@ -119,7 +181,7 @@ pub(crate) fn trained_shapes(model: &dyn Model, recipe: &Recipe) -> Vec<Shape> {
 /// The sizes of what `lora` trains: of the pairs, and of what else it says.
 pub(crate) fn adapter_shapes(model: &dyn Model, lora: &Lora) -> Vec<Shape> {
     let parameters = model.parameters();
-    let shape = |t: &Trained| Some(t.shape(lora, &parameters.get(t.of())?.shape, model.linears_lie_in_out()));
+    let shape = |(t, r): &Ranked| Some(t.shape(*r, &parameters.get(t.of())?.shape, in_out(model)));
     trained(model, lora).iter().filter_map(shape).collect()
 }
 
@@ -130,29 +192,36 @@ pub(crate) fn attach(tape: &Tape, model: &dyn Model, lora: &Lora, weights: &[Ten
     }
     let before = tape.set_scope("adapters");
     let all = trained(model, lora);
-    // Made in the base's dtype where that is floating, the copies last; then cast.
+    let names = if all.is_empty() { Vec::new() } else { model.parameter_names() };
+    let folded = folded_ranks(model, lora, &names);
+    let turn = |one: Trained| match one {
+        Trained::Copy(..) => Turn::Copies,
+        _ if folded.get(one.of()).copied().flatten().is_some() => Turn::Parameters,
+        _ => Turn::Layers,
+    };
+    // Made in the base's dtype where that is floating; then cast.
     let mut data: Vec<Option<Tensor>> = all.iter().map(|_| None).collect();
-    for copies in [false, true] {
-        for (i, one) in all.iter().enumerate() {
+    for now in [Turn::Layers, Turn::Parameters, Turn::Copies] {
+        for (i, &(one, rank)) in all.iter().enumerate().filter(|(_, (one, _))| turn(*one) == now) {
             let weight = &weights[one.of()];
             weight.enter_layer(tape);
-            let shape = one.shape(lora, weight.shape(), model.linears_lie_in_out());
-            data[i] = match (one, copies) {
-                (Trained::A(_) | Trained::B(_), false) => {
+            let shape = one.shape(rank, weight.shape(), in_out(model));
+            data[i] = match one {
+                Trained::A(_) | Trained::B(_) => {
                     Some(tape.empty(shape, pair_dtype(weight), Part::Weights, "low-rank pair"))
                 }
-                (Trained::Magnitude(_), false) => {
+                Trained::Magnitude(_) => {
                     let pair = [&data[i - 2], &data[i - 1]].map(Option::as_ref);
                     let [Some(a), Some(b)] = pair else { continue };
-                    Some(first_magnitude(tape, weight, [a, b], model.linears_lie_in_out(), has_bias(model, *one)))
+                    Some(first_magnitude(tape, weight, [a, b], model.linears_lie_in_out(), has_bias(model, one)))
                 }
-                (Trained::Copy(..), true) => Some(tape.empty(shape, weight.dtype(), Part::Weights, "trained copy")),
-                _ => continue,
+                Trained::Copy(..) => Some(tape.empty(shape, weight.dtype(), Part::Weights, "trained copy")),
+                Trained::Bias(_) => None,
             };
         }
     }
     let wanted = lora.adapter_dtype.map(Dtype::from);
-    for (one, data) in all.iter().zip(&mut data) {
+    for ((one, _), data) in all.iter().zip(&mut data) {
         let Some(half) = data.take() else { continue };
         let to = match (one, wanted) {
             (_, Some(wanted)) => wanted,
@@ -166,7 +235,7 @@ pub(crate) fn attach(tape: &Tape, model: &dyn Model, lora: &Lora, weights: &[Ten
     // Numbers from the top: the weights have theirs from 0.
     let mut next_id = u32::MAX;
     let mut out: Vec<Tensor> = Vec::new();
-    for (one, data) in all.iter().zip(&data) {
+    for ((one, _), data) in all.iter().zip(&data) {
         let weight = &weights[one.of()];
         weight.enter_layer(tape);
         let made = data.as_ref().map(|data| {
@@ -197,6 +266,15 @@ pub(crate) fn attach(tape: &Tape, model: &dyn Model, lora: &Lora, weights: &[Ten
     tape.set_scope(before);
     tape.set_layer(0);
     out
+}
+
+/// When peft makes what is trained: pairs beside layers, then those that are folded into parameters (`inject_adapter`,
+/// `_inject_parameters`), then copies.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Turn {
+    Layers,
+    Parameters,
+    Copies,
 }
 
 /// What a pair is made in: the base's dtype, a 4-bit layer's compute dtype, FP32 over integers.
@@ -248,6 +326,60 @@ fn first_magnitude(tape: &Tape, weight: &Tensor, [a, b]: [&Tensor; 2], in_out: b
     norm
 }
 
+/// What is wrong with the pairs that are folded into parameters: names that the model lacks, and what peft refuses.
+fn folded_issues(model: &dyn Model, lora: &Lora, names: &[String]) -> Vec<Issue> {
+    let mut issues = Vec::new();
+    let shapes: Vec<Shape> = model.parameters().into_iter().map(|p| p.shape).collect();
+    let renamed = model.renamed_targets();
+    let is_stacked = |i: usize| shapes.get(i).is_some_and(|shape| shape.rank() == 3);
+    let takes = |i: usize, name: &str| is_stacked(i) || renamed.iter().any(|(_, new)| ends_in(name, new));
+    for target in &lora.target_parameters {
+        const FIELD: &str = "recipe.lora.target_parameters";
+        let mut found = names.iter().enumerate().filter(|(_, name)| ends_in(name, target)).peekable();
+        if found.peek().is_none() {
+            let stacked = names.iter().enumerate().filter(|(i, _)| is_stacked(*i));
+            let mut did_you_mean: Vec<String> =
+                stacked.filter_map(|(_, name)| Some(name.get(name.find("experts.")?..)?.to_owned())).collect();
+            did_you_mean.sort_unstable();
+            did_you_mean.dedup();
+            let found = target.chars().take(80).collect();
+            issues.push(Issue::new(FIELD, IssueKind::UnknownName { found, did_you_mean }));
+        } else if found.any(|(i, name)| !takes(i, name) || name.contains("bias")) {
+            let what = "adapters folded into other parameters than experts' stacked weights and their router's".into();
+            issues.push(Issue::new(FIELD, IssueKind::NotModelled { what }));
+        }
+    }
+    // Of the layers that are one parameter now, some and not all.
+    for (new, missing) in target_parameters(model, lora).iter().filter_map(|(new, _)| {
+        let of = || renamed.iter().filter(|(_, to)| to == new).map(|(old, _)| *old);
+        let missing: Vec<&str> = of().filter(|old| !is_target(lora, old)).collect();
+        (missing.len() < of().count() && !missing.is_empty()).then_some((*new, missing))
+    }) {
+        let (missing, there) = (missing.join(", "), lora.targets.join(", "));
+        let expected =
+            format!("{missing} too: peft cannot convert one without the other, because they are fused into {new}");
+        issues.push(Issue::new("recipe.lora.targets", IssueKind::NotA { expected, found: there }));
+    }
+    if !target_parameters(model, lora).is_empty() {
+        let mut refuse = |field: &str, expected: &str, found: String| {
+            issues.push(Issue::new(field, IssueKind::NotA { expected: expected.into(), found }));
+        };
+        if lora.dropout > 0.0 {
+            let expected = "0 with experts: peft's lora.ParamWrapper does not work with lora_dropout != 0";
+            refuse("recipe.lora.dropout", expected, lora.dropout.to_string());
+        }
+        if lora.use_dora {
+            let expected = "false with experts: peft's lora.ParamWrapper does not work with use_dora=True";
+            refuse("recipe.lora.use_dora", expected, "true".into());
+        }
+        if shapes.iter().any(|shape| shape.rank() == 3 && shape.dims()[0].n == 1) {
+            let what = "adapters folded into a single expert".into();
+            issues.push(Issue::new("recipe.lora", IssueKind::NotModelled { what }));
+        }
+    }
+    issues
+}
+
 /// What is wrong with `lora` on `model`: adapters that the family cannot take, names that it lacks.
 pub(crate) fn issues(model: &dyn Model, lora: &Lora, quantized: bool) -> Vec<Issue> {
     let not_modelled = |field: &str, what: &str| Issue::new(field, IssueKind::NotModelled { what: what.into() });
@@ -256,7 +388,8 @@ pub(crate) fn issues(model: &dyn Model, lora: &Lora, quantized: bool) -> Vec<Iss
         let what = format!("adapters over the family {}", model.family());
         return vec![Issue::new("recipe.lora", IssueKind::NotModelled { what })];
     }
-    let mut known: Vec<&str> = names.into_iter().flatten().collect();
+    let renamed = model.renamed_targets();
+    let mut known: Vec<&str> = names.into_iter().flatten().chain(renamed.iter().map(|(old, _)| *old)).collect();
     sort_short_by_key(&mut known, |name| *name);
     known.dedup();
     let unknown = |field: &'static str, name: &str, known: &[&str]| {
@@ -271,10 +404,16 @@ pub(crate) fn issues(model: &dyn Model, lora: &Lora, quantized: bool) -> Vec<Iss
         }
     }
     let parameters = model.parameter_names();
+    issues.extend(folded_issues(model, lora, &parameters));
     if parameters.is_empty() && (lora.bias != LoraBias::None || !lora.modules_to_save.is_empty()) {
         let what = format!("trained biases or copies beside adapters over the family {}", model.family());
         issues.push(Issue::new("recipe.lora", IssueKind::NotModelled { what }));
         return issues;
+    }
+    // "No `target_modules` passed but also no `target_parameters` found" (`inject_adapter`): a mixture without experts.
+    if issues.is_empty() && !trained(model, lora).iter().any(|(one, _)| matches!(one, Trained::A(_))) {
+        let expected = "layers that this model has".into();
+        issues.push(Issue::new("recipe.lora.targets", IssueKind::Missing { expected }));
     }
     if lora.bias != LoraBias::None && (quantized || lora.use_dora || lora.adapter_dtype.is_some()) {
         issues.push(not_modelled("recipe.lora.bias", "trained biases beside quantised weights, DoRA or cast adapters"));

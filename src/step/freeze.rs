@@ -46,10 +46,11 @@ pub(crate) fn trained(model: &dyn Model, recipe: &Recipe, weights: &[Tensor]) ->
     weights.iter().filter(|w| w.is_trained()).cloned().collect()
 }
 
-/// Whether the recipe may freeze some layers and not others: a name has a layer's number in it.
+/// Whether the recipe may freeze some layers and not others, or fold adapters into some: a name has a layer's number in it.
 pub(crate) fn tells_layers_apart(recipe: &Recipe) -> bool {
     let is_number = |part: &str| part.parse::<u64>().is_ok();
-    recipe.freeze.iter().any(|prefix| prefix.split('.').any(is_number))
+    let folded = recipe.lora.iter().flat_map(|lora| &lora.target_parameters);
+    recipe.freeze.iter().chain(folded).any(|name| name.split('.').any(is_number))
 }
 
 /// What is wrong with what the recipe freezes: names that the model lacks, all of it.

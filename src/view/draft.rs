@@ -191,7 +191,8 @@ impl Draft {
         let config = self.config.as_deref().and_then(|text| read_config(text).ok()).map(ModelSource::Config);
         let Ok(read) = read_model(config.as_ref().unwrap_or(&self.choices.model)) else { return Vec::new() };
         let mut names: Vec<&'static str> = Vec::new();
-        for name in read.model.linear_names().into_iter().flatten() {
+        let renamed = read.model.renamed_targets().iter().map(|(name, _)| *name);
+        for name in read.model.linear_names().into_iter().flatten().chain(renamed) {
             // The output head is none of the blocks; peft's `all-linear` leaves it out too.
             if !names.contains(&name) && !matches!(name, "lm_head" | "embed_out") {
                 names.push(name);

@@ -2,7 +2,8 @@
 """Draws training steps that no rule has seen: one JSON line each, {"id", "case": {"model", "recipe", "device"}}.
 
     fresh_cases.py SEED [COUNT] [--into FOLDER]
-                   [--optimizers | --defined | --float8 | --adapters | --activations | --frozen] [--families NAME,NAME]
+                   [--optimizers | --defined | --float8 | --adapters | --experts | --activations | --frozen]
+                   [--families NAME,NAME]
 
 The same seed draws the same cases everywhere. With --families those are drawn in turn instead of the usual ones, on cards
 from compute capability 8.0 on; with --adapters too, each case has adapters. With --into, each case is a file of its own, for a recorder that measures
@@ -14,7 +15,9 @@ of the weights; a for-loop RAdam runs as many steps as it takes to be rectified.
 that their authors' code defines alone. --float8 draws steps whose linear layers torchao has converted, on cards that
 have FP8. --adapters draws adapters for every case: LoRA's options, DoRA, quantised
 weights, loading. --activations draws every kind of checkpointing, ways to compute the loss, frozen parts and an evaluation.
---frozen draws parts that are not trained, of --families that have names of their own for them.
+--frozen draws parts that are not trained, of --families that have names of their own for them. --experts draws adapters on the
+experts of mixtures: by their layers' names before transformers 5, as all linear layers, or by their parameters' names
+(`target_parameters`).
 """
 import json
 import os
@@ -385,6 +388,34 @@ def adapted(d):
     return {"model": m, "recipe": r, "device": device}
 
 
+# Mixtures of experts: the linear layers beside the experts, and what their experts' layers and router are called.
+MIXTURES = {"mixtral": (["q_proj", "k_proj", "v_proj", "o_proj"], ["w1", "w3"], ["w2", "gate"]),
+            "qwen3_moe": (["q_proj", "k_proj", "v_proj", "o_proj"], ["gate_proj", "up_proj"], ["down_proj", "gate"]),
+            "deepseek_v3": (["kv_a_proj_with_mqa", "kv_b_proj", "o_proj"], ["gate_proj", "up_proj"], ["down_proj", "gate"]),
+            "gpt_oss": (["q_proj", "k_proj", "v_proj", "o_proj"], [], [])}
+
+
+def experts(d, family, sm):
+    """Adapters on a mixture's experts."""
+    r = recipe(d, family, sm)
+    known, both, others = MIXTURES[family]
+    lora = {"r": d.of([2, 4, 8, 16, 32]), "targets": known[:d.whole(0, len(known))]}
+    if both and d.chance(0.3):
+        lora["targets"] = "all-linear"
+    elif both and d.chance(0.6):
+        lora["targets"] = lora["targets"] + d.of([both, both + others, others[:1], both + others[:1], others])
+    else:
+        prefix = d.of(["", "experts.", "mlp.experts.", "layers.0.mlp.experts."])
+        lora["target_parameters"] = [prefix + n for n in d.of([["gate_up_proj"], ["down_proj"], ["gate_up_proj", "down_proj"]])]
+        if family == "deepseek_v3" or prefix.startswith("layers"):
+            lora["targets"] = lora["targets"] or known[:1]
+    if r["precision"] == "pure_bf16" and d.chance(0.4):
+        lora["adapter_dtype"] = "bfloat16"
+    if d.chance(0.2):
+        lora["bias"] = d.of(["all", "lora_only"])
+    return r | {"lora": lora}
+
+
 def option(args, name):
     """The value after `name`, taken out of `args`; none where it is not there."""
     if name not in args:
@@ -396,10 +427,10 @@ def option(args, name):
 
 
 def main():
-    args = [a for a in sys.argv[1:] if a not in ("--optimizers", "--defined", "--float8", "--adapters", "--activations", "--frozen")]
+    args = [a for a in sys.argv[1:] if a not in ("--optimizers", "--defined", "--float8", "--adapters", "--experts", "--activations", "--frozen")]
     into, families = option(args, "--into"), option(args, "--families")
     families = families.split(",") if families else [None]
-    draw = further if "--optimizers" in sys.argv else frozen if "--frozen" in sys.argv else recipe
+    draw = further if "--optimizers" in sys.argv else experts if "--experts" in sys.argv else frozen if "--frozen" in sys.argv else recipe
     if "--defined" in sys.argv:
         def draw(d, family, sm):
             return further(d, family, sm, DEFINED)

@@ -162,6 +162,9 @@ pub(crate) struct PlanArgs {
     /// Linear layers that get adapters, separated by commas, or all-linear [default: q_proj,v_proj]
     #[arg(long, value_name = "NAMES", value_delimiter = ',', requires = "lora_rank", help_heading = "Recipe")]
     lora_targets: Option<Vec<String>>,
+    /// Parameters that adapters are folded into, separated by commas, by the ends of their names, such as experts.down_proj
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', requires = "lora_rank", help_heading = "Recipe")]
+    lora_parameters: Option<Vec<String>>,
     /// Share of an adapter's input that is dropped [default: 0]
     #[arg(long, value_name = "SHARE", requires = "lora_rank", help_heading = "Recipe")]
     lora_dropout: Option<f64>,
@@ -431,7 +434,9 @@ impl PlanArgs {
         if let Some(r) = self.lora_rank {
             // peft's own defaults for Llama-class models.
             let default = || vec!["q_proj".into(), "v_proj".into()];
+            let target_parameters = self.lora_parameters.clone().unwrap_or_default();
             recipe.lora = Some(Lora {
+                target_parameters,
                 dropout: self.lora_dropout.unwrap_or(0.0),
                 bias: self.lora_bias.unwrap_or_default(),
                 modules_to_save: self.lora_save.clone().unwrap_or_default(),

@@ -11,7 +11,7 @@ use crate::model::family::common::{
     Activation, Head, Run, attend, causal_forward, eager_mask, gated_mlp, position_ids, refuse_checkpointing, rms_norm,
     rotary_tables, rotate,
 };
-use crate::model::family::experts::{Experts, Gate, Routed};
+use crate::model::family::experts::{Experts, Gate, MOE_TARGETS, Routed};
 use crate::model::family::{
     Built, Dimensions, Gpt, Latent, MegatronExperts, Model, Parameter, Parameters, decoder_names, matrix, names_of,
     names_there, vector,
@@ -241,8 +241,7 @@ impl Model for DeepSeek {
         Some((self.per_token, self.experts))
     }
 
-    /// Not the MLPs' layers: adapters named for them go to the experts' stacked weights too (peft 0.21,
-    /// utils/transformers_weight_conversion.py), which is not modelled.
+    /// Not the MLPs' layers: adapters named for them go to the experts' stacked weights instead.
     fn linear_names(&self) -> Vec<Option<&'static str>> {
         const PLACES: [(usize, &str); 6] = [
             (at::Q, "q_proj"),
@@ -261,6 +260,10 @@ impl Model for DeepSeek {
             all.push(Some("lm_head"));
         }
         all
+    }
+
+    fn renamed_targets(&self) -> &'static [(&'static str, &'static str)] {
+        &MOE_TARGETS
     }
 
     fn parameter_names(&self) -> Vec<String> {
@@ -330,10 +333,6 @@ impl Model for DeepSeek {
         let mut issues = refuse_checkpointing(recipe, &[Checkpointing::Selective, Checkpointing::SelectiveHalf]);
         if recipe.sdpa_backend.is_some() && recipe.attention != Some(Attention::Eager) {
             issues.push(refuse("recipe.sdpa_backend", "a forced backend of sdpa in multi-head latent attention"));
-        }
-        // Adapters on all linear layers are on the MLPs' too.
-        if recipe.lora.as_ref().is_some_and(crate::recipe::Lora::targets_all) {
-            issues.push(refuse("recipe.lora.targets", "adapters on all linear layers of DeepSeek-V3"));
         }
         // The router's weights are FP32 already.
         if recipe.precision == Some(Precision::Bf16Master) {
@@ -543,9 +542,11 @@ impl Call {
         let (t, p) = (&self.run.tape, &self.plan);
         let (tokens, experts, groups) = (x.dim(0), Dim::plain(p.experts), Dim::plain(p.groups));
         let each = Dim::plain(p.experts / p.groups);
+        let folded = t.fold(router, false);
+        let router = t.folded(&folded);
         let logits = {
             let x = t.to(x, Dtype::F32);
-            t.linear(&x, router, None)
+            t.linear(&x, &router, None)
         };
         let scores = t.sigmoid(&logits);
         let correction = t.buffer(Shape::new(&[experts]), Dtype::F32);
@@ -581,6 +582,7 @@ impl Call {
         }
         weights = t.mul_scalar(&weights);
         drop((scores, choice, group_scores, group_places, group_mask, score_mask, denominator));
+        drop((router, folded));
         (logits, weights, places)
     }
 

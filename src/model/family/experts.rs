@@ -19,6 +19,17 @@ pub(super) struct Experts {
     pub(super) transposed: bool,
 }
 
+/// What peft makes of targets that are named as Mixtral's layers were before transformers 5: the parameters that hold them
+/// now (`_MOE_TARGET_MODULE_MAPPING`, peft 0.21, utils/transformers_weight_conversion.py).
+pub(super) const MIXTRAL_TARGETS: [(&str, &str); 4] =
+    [("gate", ROUTER), ("w1", GATE_UP), ("w3", GATE_UP), ("w2", DOWN)];
+/// The same of Qwen's and DeepSeek's mixtures.
+pub(super) const MOE_TARGETS: [(&str, &str); 4] =
+    [("gate", ROUTER), ("gate_proj", GATE_UP), ("up_proj", GATE_UP), ("down_proj", DOWN)];
+const ROUTER: &str = "gate.weight";
+const GATE_UP: &str = "gate_up_proj";
+const DOWN: &str = "down_proj";
+
 /// What comes between the two products.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Gate {
@@ -39,6 +50,9 @@ pub(super) struct Routed<'a> {
 impl Experts {
     /// The experts' weighted sum for tokens [tokens, hidden].
     pub(super) fn run(&self, t: &Tape, x: &Tensor, to: &Routed<'_>) -> Tensor {
+        // The wrapper of the parameter that is listed last is the outermost.
+        let folded_down = t.fold(&self.down, self.transposed);
+        let folded_gate_up = t.fold(&self.gate_up, self.transposed);
         let (tokens, k) = (x.dim(0), to.experts.dim(1).n);
         let rows = Dim { n: tokens.n * k, sym: tokens.sym };
         let sample_weights = t.reshape(to.weights, &[rows]);
@@ -62,12 +76,14 @@ impl Experts {
         // The first bias lives until the second takes its name.
         let bias_of = |i: usize| self.biases.as_ref().map(|all| t.index_rows(&all[i], &sorted));
         let with = |out: Tensor, bias: Option<&Tensor>| bias.map_or_else(|| out.clone(), |b| t.add_in_place(&out, b));
+        let gate_up = t.folded(&folded_gate_up);
         let mut bias = bias_of(0);
-        let mut out = with(t.grouped_mm(&selected, &self.gate_up, &offsets, self.transposed), bias.as_ref());
+        let mut out = with(t.grouped_mm(&selected, &gate_up, &offsets, self.transposed), bias.as_ref());
         out = self.gated(t, &out);
+        let down = t.folded(&folded_down);
         let second = bias_of(1);
         bias = second;
-        out = with(t.grouped_mm(&out, &self.down, &offsets, self.transposed), bias.as_ref());
+        out = with(t.grouped_mm(&out, &down, &offsets, self.transposed), bias.as_ref());
         let mut weighted = {
             let weights = t.unsqueeze(&weights, 1);
             t.mul(&out, &weights)
@@ -80,6 +96,8 @@ impl Experts {
         let cast = t.to(&sum, x.dtype());
         // Local names are released in the order in which they first appear.
         drop((ids, sorted, order, selected, weights, narrow, counts, offsets, bias, out, weighted, inverse, sum));
+        // What was folded is cached until the outermost wrapper returns.
+        drop((folded_gate_up, gate_up, down, folded_down));
         cast
     }
 

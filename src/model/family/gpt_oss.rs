@@ -169,6 +169,10 @@ impl Model for GptOss {
         all
     }
 
+    fn experts_lie_in_out(&self) -> bool {
+        true
+    }
+
     fn parameter_names(&self) -> Vec<String> {
         const NAMES: [&str; at::COUNT] = [
             "self_attn.sinks",

@@ -5,12 +5,12 @@ use std::rc::Rc;
 
 use serde_json::{Map, Value};
 
-use crate::issue::{Issue, IssueKind};
+use crate::issue::Issue;
 use crate::model::family::common::{
     Activation, Head, Run, attend, causal_forward, eager_mask, gated, padded_mask, position_ids, rms_norm,
     rotary_tables, rotate_both, window_mask,
 };
-use crate::model::family::experts::{Experts, Gate, Routed};
+use crate::model::family::experts::{Experts, Gate, MIXTRAL_TARGETS, MOE_TARGETS, Routed};
 use crate::model::family::{
     Built, Dimensions, Gpt, MegatronExperts, Model, Parameter, Parameters, dotted_names, matrix, names_of, names_there,
     vector,
@@ -394,8 +394,7 @@ impl Model for Decoder {
             (12, "up_proj"),
             (14, "down_proj"),
         ];
-        // Adapters named for the MLP go to experts' stacked weights too (peft 0.21, utils/transformers_weight_conversion.py),
-        // which is not modelled.
+        // Adapters named for the MLP go to the experts' stacked weights instead: see `Model::renamed_targets`.
         let names = if self.moe.is_some() { &NAMES[..4] } else { &NAMES[..] };
         let mut all = vec![None];
         for i in 0..usize::try_from(self.layers).unwrap_or(0) {
@@ -406,6 +405,14 @@ impl Model for Decoder {
             all.push(Some(if self.scored { "score" } else { "lm_head" }));
         }
         all
+    }
+
+    fn renamed_targets(&self) -> &'static [(&'static str, &'static str)] {
+        match self.family {
+            "mixtral" => &MIXTRAL_TARGETS,
+            "qwen3_moe" => &MOE_TARGETS,
+            _ => &[],
+        }
     }
 
     fn parameter_names(&self) -> Vec<String> {
@@ -496,12 +503,7 @@ impl Model for Decoder {
         None
     }
 
-    fn refusals(&self, recipe: &Recipe) -> Vec<Issue> {
-        // They are on those of MLPs too, which are not named here.
-        if self.moe.is_some() && recipe.lora.as_ref().is_some_and(crate::recipe::Lora::targets_all) {
-            let what = "adapters on all linear layers of a mixture of experts".into();
-            return vec![Issue::new("recipe.lora.targets", IssueKind::NotModelled { what })];
-        }
+    fn refusals(&self, _: &Recipe) -> Vec<Issue> {
         Vec::new()
     }
 
@@ -690,10 +692,12 @@ impl Call {
         let (b, s, h) = (self.run.batch, self.run.seq, p.h());
         let flat = t.reshape(x, &[b.times(s), h]);
         // The router's logits live in `_` until the block returns.
+        let folded = t.fold(gate, false);
+        let gate = t.folded(&folded);
         let logits = {
             // The router flattens what is flat already: a view of its own in the graph.
             let again = t.reshape(&flat, &[b.times(s), h]);
-            t.linear(&again, gate, None)
+            t.linear(&again, &gate, None)
         };
         let (weights, experts) = {
             let probabilities = if p.family == "mixtral" {
@@ -712,6 +716,7 @@ impl Call {
             drop(probabilities);
             (values, places)
         };
+        drop((gate, folded));
         let layers = Experts {
             gate_up: gate_up.clone(),
             down: down.clone(),

@@ -70,6 +70,15 @@ pub trait Model: Debug {
     fn linear_names(&self) -> Vec<Option<&'static str>> {
         Vec::new()
     }
+    /// Layers that peft knows by a name and that are part of a stacked parameter now: the name, and the parameter's. Adapters
+    /// named for them are folded into the parameter.
+    fn renamed_targets(&self) -> &'static [(&'static str, &'static str)] {
+        &[]
+    }
+    /// Whether each matrix of the experts' stacked weights lies [in, out].
+    fn experts_lie_in_out(&self) -> bool {
+        false
+    }
     /// The dotted names of [`Model::parameters`], as in `model.named_parameters()`. Empty: not known for this family.
     fn parameter_names(&self) -> Vec<String> {
         Vec::new()

@@ -10,6 +10,7 @@ mod efficient_kernel;
 mod embedding;
 mod flash_package;
 mod float8;
+mod folded;
 mod fused_4bit;
 mod fused_head;
 mod image;
