@@ -17,4 +17,5 @@ pub(crate) use decision::work_of;
 pub use decision::{Candidate, Decision, Deliberation, Walk, decide, decide_with, quick};
 pub use remedy::{Effect, PricedRemedy, RemedyId};
 pub use tree::{Figure, Piece, Question, Status, TreeStep};
+pub(crate) use verdict::share_of;
 pub use verdict::{Fact, Numbers, Reason, Verdict, VerdictKind, judge};

@@ -236,7 +236,7 @@ fn decide(numbers: &Numbers, gpu_named: bool, in_use: Bytes, plan: &Plan) -> (Ve
 }
 
 /// `share` of `whole`, rounded up: a margin is never a byte short.
-pub(super) fn share_of(whole: Bytes, share: f64) -> Bytes {
+pub(crate) fn share_of(whole: Bytes, share: f64) -> Bytes {
     let bytes = (whole.as_f64() * share).ceil().clamp(0.0, whole.as_f64());
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped to a byte count above")]
     Bytes(bytes as u64)

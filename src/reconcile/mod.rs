@@ -1,6 +1,7 @@
 //! Prediction against measurement, figure by figure.
 
 mod calibrate;
+mod comparison;
 mod diagnosis;
 mod hypothesis;
 mod prediction;
@@ -9,6 +10,7 @@ mod trend;
 use serde::{Deserialize, Serialize};
 
 pub use calibrate::{Fit, LeftOut, Why, calibrate};
+pub use comparison::{Comparison, Configuration, Entry, Grown, side_by_side};
 pub use diagnosis::{Symptom, diagnose};
 pub use hypothesis::{Certainty, Change, Hypothesis, Reconciliation, Search, Suspect, candidates, reconcile};
 pub use prediction::{Prediction, predict, predict_with_driver};

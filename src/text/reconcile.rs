@@ -3,7 +3,7 @@
 
 use crate::calibration::Quantity;
 use crate::plan::Plan;
-use crate::reconcile::{Certainty, Change, Hypothesis, Reconciliation, Suspect, Symptom, Why};
+use crate::reconcile::{Certainty, Change, Comparison, Entry, Hypothesis, Reconciliation, Suspect, Symptom, Why};
 use crate::text::Locale;
 use crate::text::en::English;
 
@@ -31,6 +31,10 @@ pub trait ReconcileCatalogue: Sync {
     fn quantity(&self, quantity: &Quantity) -> String;
     /// What a plan was calibrated by, as a sentence before its quantities.
     fn calibrated(&self, measurements: u64) -> String;
+    /// What a configuration's free memory would buy, as a phrase; empty where it buys nothing.
+    fn buys(&self, entry: &Entry) -> String;
+    /// What stands out among configurations, as sentences.
+    fn stands_out(&self, found: &Comparison) -> Vec<String>;
     /// Why a measurement was left out, as a sentence.
     fn left_out(&self, why: &Why) -> String;
 }

@@ -5,6 +5,7 @@
 #![expect(clippy::disallowed_methods, reason = "the command opens files; the engine does not")]
 
 mod calibrate;
+mod compare;
 mod csv;
 mod estimate;
 mod exit;
@@ -50,6 +51,7 @@ const EXAMPLES: &str = "Examples:
   nvidia-smi | vram-budget import -
   vram-budget reconcile --plan plan.json measured.json
   vram-budget calibrate plan.json run-*.json > calibrated.json
+  vram-budget compare plan.json fp32.json amp.json amp-checkpointed.json
   vram-budget validate cases.jsonl";
 
 #[derive(Debug, Subcommand)]
@@ -78,6 +80,8 @@ enum Command {
     Reconcile(Box<reconcile::Args>),
     /// Fit a plan to measurements: context, fragmentation, versions and more, with intervals; prints the plan
     Calibrate(Box<calibrate::Args>),
+    /// Put plans and measurements side by side: peak, speed, what fits, what free memory would buy
+    Compare(Box<compare::Args>),
     /// Replay a recorded run of the caching allocator, to the byte
     Replay(replay::Args),
     /// Read a recording of torch.cuda.memory._dump_snapshot(): who holds what, the peak, and other settings
@@ -116,6 +120,7 @@ fn main() -> ExitCode {
         Command::Validate(args) => validate::run(&args),
         Command::Reconcile(args) => reconcile::run(&args),
         Command::Calibrate(args) => calibrate::run(&args),
+        Command::Compare(args) => compare::run(&args),
         Command::Replay(args) => replay::run(&args),
         Command::Snapshot(args) => snapshot::run(&args),
         Command::Open(args) => page::open(&args),

@@ -426,7 +426,10 @@ pub fn halve(plan: &Plan) -> Result<Vec<Found>, Vec<Issue>> {
 }
 
 /// What is decided about `plan`, without remedies.
-fn decide_alone(plan: &Plan) -> Result<Decision, Vec<Issue>> {
+///
+/// # Errors
+/// Every issue of the plan, one per field.
+pub(crate) fn decide_alone(plan: &Plan) -> Result<Decision, Vec<Issue>> {
     let mut deliberation = Deliberation::of(plan);
     loop {
         if let Some(decision) = deliberation.refine(usize::MAX) {

@@ -4,8 +4,11 @@ use super::English;
 use crate::calibration::{Fitted, Quantity};
 use crate::plan::Plan;
 use crate::recipe::{Checkpointing, Loss, ZeroGrad};
-use crate::reconcile::{Certainty, Change, Hypothesis, Reconciliation, Suspect, Symptom, Trend, Why};
+use crate::reconcile::{
+    Certainty, Change, Comparison, Entry, Grown, Hypothesis, Reconciliation, Suspect, Symptom, Trend, Why,
+};
 use crate::text::{Catalogue, ReconcileCatalogue, issue_line};
+use crate::throughput::Range;
 use crate::units::{Bytes, three_digits};
 
 impl ReconcileCatalogue for English {
@@ -265,6 +268,41 @@ impl ReconcileCatalogue for English {
         format!("Fitted to {of}; nine in ten further ones are expected in the intervals.")
     }
 
+    fn buys(&self, entry: &Entry) -> String {
+        let at = |grown: &Grown| {
+            let most = if grown.from.is_none() { "at most " } else { "" };
+            let speed = grown.speed.map(|speed| format!(", {} samples/s", rate(speed))).unwrap_or_default();
+            format!(" ({most}{}{speed})", grown.peak)
+        };
+        let micro_batch = entry.micro_batch.as_ref().map(|grown| match grown.from {
+            Some(_) => format!("micro-batch {}{}", grown.to, at(grown)),
+            None => format!("{} times the micro-batch{}", grown.to, at(grown)),
+        });
+        let seq_len = entry.seq_len.as_ref().map(|grown| format!("{} tokens a sequence{}", grown.to, at(grown)));
+        micro_batch.into_iter().chain(seq_len).collect::<Vec<String>>().join(" or ")
+    }
+
+    fn stands_out(&self, found: &Comparison) -> Vec<String> {
+        let Comparison { entries, budget, fastest, fastest_grown } = found;
+        let mut said = Vec::new();
+        if let Some(budget) = budget {
+            said.push(format!("No card is given: what is free is counted up to the highest peak, {budget}."));
+        }
+        let of = |at: &Option<usize>| at.and_then(|at| entries.get(at));
+        if let Some((entry, speed)) = of(fastest).and_then(|entry| Some((entry, entry.speed?))) {
+            said.push(format!("Fastest as it is: {}, {} samples/s.", entry.name, rate(speed)));
+        }
+        if let Some((entry, grown)) = of(fastest_grown).and_then(|entry| Some((entry, entry.micro_batch?))) {
+            let speed = grown.speed.map(|speed| format!(", up to {} samples/s", three_digits(speed.high)));
+            let how = match grown.from {
+                Some(_) => format!("with micro-batch {}", grown.to),
+                None => format!("with {} times the micro-batch", grown.to),
+            };
+            said.push(format!("With its free memory spent: {} {how}{}.", entry.name, speed.unwrap_or_default()));
+        }
+        said
+    }
+
     fn left_out(&self, why: &Why) -> String {
         match why {
             Why::Refused(issues) => {
@@ -284,6 +322,12 @@ impl ReconcileCatalogue for English {
             }
         }
     }
+}
+
+/// A rate, or a range of rates.
+fn rate(Range { low, high }: Range) -> String {
+    let (low, high) = (three_digits(low), three_digits(high));
+    if low == high { low } else { format!("{low} to {high}") }
 }
 
 /// A byte count with its sign.
