@@ -82,3 +82,40 @@ fn plans_and_measured_jobs_stand_on_the_plans_card() {
     let (code, _, err) = run(&["compare", "gpt2", "side-wrong.json"]);
     assert!(code == 4 && err.contains("not a plan") && err.contains("recipy"), "{err}");
 }
+
+/// Three batches of a model that is not known: the fourth is predicted, labelled, with interval and range; what cannot be known
+/// is refused.
+#[test]
+fn an_unknown_model_is_predicted_from_its_measurements() {
+    // Forward keeps 2 MB a token, the loss takes 0.5 MB more, the optimizer's step is as high as it is.
+    for (batch, name) in [(2, "unknown-a.json"), (4, "unknown-b.json"), (6, "unknown-c.json")] {
+        let tokens = batch * 1024_u64;
+        let reading = |name: &str, bytes: u64| json!({ "name": name, "tier": "allocated", "bytes": bytes });
+        let document = json!({
+            "format": "vram-budget-measurement",
+            "version": 3,
+            "readings": [
+                reading("steady.forward_peak", 8_000_000_000 + tokens * 2_000_000),
+                reading("steady.backward_peak", 8_000_000_000 + tokens * 2_500_000),
+                reading("steady.step_peak", 14_000_000_000),
+            ],
+        });
+        file(name, &document.to_string());
+    }
+    let files = ["2x1024=unknown-a.json", "4x1024=unknown-b.json", "6x1024=unknown-c.json"];
+    let (code, out, err) = run(&[&["empirical"], &files[..], &["--micro-batch", "8"]].concat());
+    assert_eq!((code, err.as_str()), (0, ""));
+    insta::assert_snapshot!(out);
+    let (_, json, _) = run(&[&["empirical"], &files[..], &["-b", "5", "--json"]].concat());
+    let document: Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(document["predicted"]["peak"]["bytes"], 8_000_000_000 + 5 * 1024 * 2_500_000_u64);
+    assert_eq!(document["predicted"]["peak"]["within_range"], true);
+    let (_, room, _) = run(&[&["empirical"], &files[..], &["-s", "1024", "--room", "30 GB"]].concat());
+    assert!(room.contains("Micro-batch 8 of 1024"), "{room}");
+    let (code, _, err) = run(&[&["empirical"], &files[..], &["-b", "4", "-s", "2048"]].concat());
+    assert!(code == 4 && err.contains("grows with the sequence"), "{err}");
+    let (code, _, err) = run(&["empirical", "unknown-a.json"]);
+    assert!(code == 4 && err.contains("4x1024=unknown-a.json"), "{err}");
+    let (code, _, err) = run(&["empirical", files[0]]);
+    assert!(code == 4 && err.contains("nothing to fit"), "{err}");
+}

@@ -3,6 +3,7 @@
 mod calibrate;
 mod comparison;
 mod diagnosis;
+pub mod empirical;
 mod hypothesis;
 mod prediction;
 mod trend;

@@ -3,6 +3,7 @@
 
 use crate::calibration::Quantity;
 use crate::plan::Plan;
+use crate::reconcile::empirical::{Beyond, Empirical, EmpiricalPeak, Instant, Unfit};
 use crate::reconcile::{Certainty, Change, Comparison, Entry, Hypothesis, Reconciliation, Suspect, Symptom, Why};
 use crate::text::Locale;
 use crate::text::en::English;
@@ -35,6 +36,16 @@ pub trait ReconcileCatalogue: Sync {
     fn buys(&self, entry: &Entry) -> String;
     /// What stands out among configurations, as sentences.
     fn stands_out(&self, found: &Comparison) -> Vec<String>;
+    /// What a fit to measurements of an unknown model rests on, as a sentence that labels it.
+    fn empirical(&self, model: &Empirical) -> String;
+    /// What an instant costs, as a phrase.
+    fn costs(&self, instant: &Instant) -> String;
+    /// A peak of such a fit, with its interval and whether it was measured around, as a sentence.
+    fn empirical_peak(&self, micro_batch: u64, seq_len: u64, peak: &EmpiricalPeak) -> String;
+    /// Why there is no such fit, as a sentence.
+    fn unfit(&self, unfit: Unfit) -> &'static str;
+    /// Why it says nothing about a batch, as a sentence.
+    fn beyond(&self, beyond: Beyond) -> &'static str;
     /// Why a measurement was left out, as a sentence.
     fn left_out(&self, why: &Why) -> String;
 }

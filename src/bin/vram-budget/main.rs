@@ -7,6 +7,7 @@
 mod calibrate;
 mod compare;
 mod csv;
+mod empirical;
 mod estimate;
 mod exit;
 mod fragmentation;
@@ -52,6 +53,7 @@ const EXAMPLES: &str = "Examples:
   vram-budget reconcile --plan plan.json measured.json
   vram-budget calibrate plan.json run-*.json > calibrated.json
   vram-budget compare plan.json fp32.json amp.json amp-checkpointed.json
+  vram-budget empirical 2x1024=a.json 4x1024=b.json --micro-batch 8 --seq-len 1024
   vram-budget validate cases.jsonl";
 
 #[derive(Debug, Subcommand)]
@@ -82,6 +84,8 @@ enum Command {
     Calibrate(Box<calibrate::Args>),
     /// Put plans and measurements side by side: peak, speed, what fits, what free memory would buy
     Compare(Box<compare::Args>),
+    /// Predict other batches of a model that is not known, from two or more measurements alone
+    Empirical(empirical::Args),
     /// Replay a recorded run of the caching allocator, to the byte
     Replay(replay::Args),
     /// Read a recording of torch.cuda.memory._dump_snapshot(): who holds what, the peak, and other settings
@@ -121,6 +125,7 @@ fn main() -> ExitCode {
         Command::Reconcile(args) => reconcile::run(&args),
         Command::Calibrate(args) => calibrate::run(&args),
         Command::Compare(args) => compare::run(&args),
+        Command::Empirical(args) => empirical::run(&args),
         Command::Replay(args) => replay::run(&args),
         Command::Snapshot(args) => snapshot::run(&args),
         Command::Open(args) => page::open(&args),

@@ -1,9 +1,10 @@
 //! What explains the difference between a prediction and a measurement.
 
 use super::English;
-use crate::calibration::{Fitted, Quantity};
+use crate::calibration::{Fitted, Quantity, whole};
 use crate::plan::Plan;
 use crate::recipe::{Checkpointing, Loss, ZeroGrad};
+use crate::reconcile::empirical::{Beyond, Costs, Empirical, EmpiricalPeak, Instant, Unfit};
 use crate::reconcile::{
     Certainty, Change, Comparison, Entry, Grown, Hypothesis, Reconciliation, Suspect, Symptom, Trend, Why,
 };
@@ -301,6 +302,59 @@ impl ReconcileCatalogue for English {
             said.push(format!("With its free memory spent: {} {how}{}.", entry.name, speed.unwrap_or_default()));
         }
         said
+    }
+
+    fn empirical(&self, model: &Empirical) -> String {
+        let Empirical { tokens: [least, most], seq_len: [shortest, longest], points, .. } = model;
+        let lengths = if shortest == longest { shortest.to_string() } else { format!("{shortest} to {longest}") };
+        format!(
+            "Empirical, from {points} measurements and nothing else: {least} to {most} tokens a micro-batch, {lengths} a sequence."
+        )
+    }
+
+    fn costs(&self, instant: &Instant) -> String {
+        let bytes = |bytes: f64| {
+            let size = whole(bytes.abs());
+            if bytes < 0.0 { format!("−{size}") } else { size.to_string() }
+        };
+        let one = |costs: &Costs| {
+            let mut said = bytes(costs.fixed);
+            for (each, what) in [(costs.per_token, "a token"), (costs.per_pair, "a token and token of its sequence")] {
+                if each > 0.0 {
+                    said += &format!(" + {} {what}", bytes(each));
+                }
+            }
+            said
+        };
+        let all: Vec<String> = instant.costs.iter().map(one).collect();
+        let least = if instant.floor > 0.0 { format!(", at least {}", bytes(instant.floor)) } else { String::new() };
+        format!("{}: {}{least}", self.reading(instant.name), all.join(" or "))
+    }
+
+    fn empirical_peak(&self, micro_batch: u64, seq_len: u64, peak: &EmpiricalPeak) -> String {
+        let EmpiricalPeak { bytes, low, high, within_range } = peak;
+        let range = if *within_range { "inside" } else { "beyond" };
+        format!(
+            "Micro-batch {micro_batch} of {seq_len} tokens: {bytes} allocated at the peak ({low} to {high}), empirical, {range} what was measured."
+        )
+    }
+
+    fn unfit(&self, unfit: Unfit) -> &'static str {
+        match unfit {
+            Unfit::TooFew => "Two measurements with different numbers of tokens are the least.",
+            Unfit::NoFigure => "No peak of allocated memory is in all of them.",
+        }
+    }
+
+    fn beyond(&self, beyond: Beyond) -> &'static str {
+        match beyond {
+            Beyond::Sequence => {
+                "How memory grows with the sequence is not known there: attention may keep its scores, which grow with the square. Measure two lengths, three batches in all, or say which attention runs."
+            }
+            Beyond::TooFar => {
+                "Too far from what was measured: at most twice as much or half as little; of peaks of whole runs no further."
+            }
+        }
     }
 
     fn left_out(&self, why: &Why) -> String {
