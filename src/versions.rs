@@ -108,6 +108,10 @@ pub struct Rules {
     pub lt_workspace: LtWorkspace,
     /// `sdpa` prefers cuDNN on compute capabilities 9.0 and 10.0.
     pub prefers_cudnn: bool,
+    /// Memory-efficient attention takes fewer heads of keys and values than of queries; `sdpa` composes it otherwise.
+    pub efficient_takes_groups: bool,
+    /// Memory-efficient attention keeps its generator's state on the device where nothing is dropped.
+    pub efficient_keeps_state: bool,
     /// The foreach Adam has its denominators in a second copy.
     pub adam_copies_denominators: bool,
     /// `torch.optim` runs the for-loop unless asked.
@@ -142,6 +146,8 @@ impl Rules {
         softmax_keeps_input: false,
         lt_workspace: LtWorkspace::Shared,
         prefers_cudnn: true,
+        efficient_takes_groups: true,
+        efficient_keeps_state: true,
         adam_copies_denominators: false,
         forloop_by_default: false,
         zeroes_by_default: false,
@@ -299,10 +305,10 @@ pub const ROWS: &[Row] = &[
     between(
         Pytorch,
         Version(2, 9),
-        Version(2, 11),
+        Version(2, 12),
         None,
         "cuBLASLt keeps a workspace of its own per handle and stream",
-        "pytorch/pytorch#156495; shared with cuBLAS since #168175",
+        "pytorch/pytorch#156495; shared with cuBLAS by #168175 and #175879; run: 2.11",
         |r| r.lt_workspace = LtWorkspace::Kept,
     ),
     before(
@@ -312,6 +318,22 @@ pub const ROWS: &[Row] = &[
         "sdpa prefers flash attention to cuDNN on compute capabilities 9.0 and 10.0 (2.5.0 alone does not)",
         "pytorch/pytorch#138522 and check_prefer_cudnn_attention, met by the cuDNN that comes with 2.11",
         |r| r.prefers_cudnn = false,
+    ),
+    before(
+        Pytorch,
+        Version(2, 15),
+        None,
+        "sdpa composes attention of grouped heads where flash and cuDNN cannot run it: FP32, or before Ampere",
+        "pytorch/pytorch#191085; run: 2.11",
+        |r| r.efficient_takes_groups = false,
+    ),
+    before(
+        Pytorch,
+        Version(2, 15),
+        None,
+        "memory-efficient attention has its generator's state on the host where nothing is dropped",
+        "run: 2.11 and 2.12",
+        |r| r.efficient_keeps_state = false,
     ),
     before(
         Transformers,

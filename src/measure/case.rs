@@ -172,6 +172,9 @@ fn device(raw: Map<String, Value>, issues: &mut Vec<Issue>) -> (Machine, Framewo
             ("alloc_conf", Value::String(conf)) => framework.alloc_conf = Some(conf.clone()),
             ("workspace_kept", Value::Bool(kept)) => framework.cublas_workspace_kept = Some(*kept),
             (_, Value::Null) => {}
+            ("pytorch", Value::String(version)) if let Ok(version) = version.parse::<Version>() => {
+                framework.pytorch = version;
+            }
             ("transformers", Value::String(version)) if let Ok(version) = version.parse::<Version>() => {
                 framework.transformers = version;
             }

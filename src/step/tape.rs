@@ -544,13 +544,18 @@ impl Tape {
         if self.stopped() {
             return None;
         }
+        if !self.0.device.workspace_kept {
+            return Some(self.scratch(BLAS_LT_WORKSPACE, LABEL));
+        }
+        // cuBLASLt's handle is cuBLAS's, which comes with its workspace (`getCurrentCUDABlasLtHandle`).
+        let shared = self.blas_workspace();
         match self.0.rules.lt_workspace {
-            LtWorkspace::Shared if self.0.device.workspace_kept => self.blas_workspace(),
-            LtWorkspace::Kept if self.0.device.workspace_kept => {
+            LtWorkspace::Shared => shared,
+            LtWorkspace::Kept => {
                 self.keep_workspace(2, BLAS_LT_WORKSPACE, LABEL);
                 None
             }
-            _ => Some(self.scratch(BLAS_LT_WORKSPACE, LABEL)),
+            LtWorkspace::PerCall => Some(self.scratch(BLAS_LT_WORKSPACE, LABEL)),
         }
     }
 

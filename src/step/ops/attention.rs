@@ -7,6 +7,7 @@ use crate::step::ops::pointwise::first;
 use crate::step::shape::{Dim, Shape};
 use crate::step::tape::{Device, Tape};
 use crate::step::tensor::{Dtype, Tensor};
+use crate::versions::Rules;
 
 /// The kernel family that runs `scaled_dot_product_attention`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,6 +35,8 @@ pub struct AttentionShape {
     pub mask: bool,
     /// Whether probabilities are dropped.
     pub dropout: bool,
+    /// Whether there are fewer heads of keys and values than of queries.
+    pub grouped: bool,
 }
 
 /// The largest head that cuDNN's attention trains: 256 on Hopper, 128 elsewhere (`check_cudnn_tensor_shapes`, sdp_utils.cpp;
@@ -44,12 +47,13 @@ const fn cudnn_head_limit(device: &Device) -> u64 {
 
 impl SdpaPath {
     /// The backend that PyTorch 2.15 picks (`sdp::select_sdp_backend`): cuDNN first on Hopper and Blackwell data-centre
-    /// cards where nothing is dropped, if the version prefers it; else flash from Ampere on, for half precision without a mask; memory-efficient otherwise.
+    /// cards where nothing is dropped, if the version prefers it; else flash from Ampere on, for half precision without a
+    /// mask; else memory-efficient; the composite where the version's memory-efficient kernel takes no grouped heads.
     #[must_use]
-    pub fn choose(device: &Device, prefers_cudnn: bool, shape: AttentionShape) -> Self {
+    pub fn choose(device: &Device, rules: &Rules, shape: AttentionShape) -> Self {
         let half = shape.dtype.is_half();
         if half
-            && prefers_cudnn
+            && rules.prefers_cudnn
             && matches!(device.sm, 90 | 100)
             && !shape.dropout
             && shape.head <= cudnn_head_limit(device)
@@ -58,6 +62,8 @@ impl SdpaPath {
             Self::Cudnn
         } else if half && device.sm >= 80 && shape.head <= 256 && shape.one_head_size && !shape.mask {
             Self::Flash
+        } else if shape.grouped && !rules.efficient_takes_groups {
+            Self::Math
         } else {
             Self::Efficient
         }
@@ -93,8 +99,9 @@ impl Tape {
             one_head_size: q.dim(3).n == v.dim(3).n,
             mask: mask.is_some(),
             dropout: dropout > 0.0,
+            grouped: q.dim(1).n != k.dim(1).n,
         };
-        match forced.unwrap_or_else(|| SdpaPath::choose(self.device(), self.rules().prefers_cudnn, shape)) {
+        match forced.unwrap_or_else(|| SdpaPath::choose(self.device(), self.rules(), shape)) {
             SdpaPath::Flash => self.flash(q, k, v, dropout),
             SdpaPath::Efficient => self.efficient(q, k, v, mask.map(|mask| self.padded_mask(mask)).as_ref(), dropout),
             SdpaPath::Cudnn => self.cudnn(q, k, v, mask.as_ref()),
@@ -219,8 +226,8 @@ impl Tape {
         let (b, a, s, d) = (q.dim(0), q.dim(1), q.dim(2), q.dim(3));
         let recorded = r.recorded();
         let outs = self.computed(false, &|| {
-            let state =
-                (dropout <= 0.0).then(|| (self.scratch(8, "generator state"), self.scratch(8, "generator offset")));
+            let state = (dropout <= 0.0 && self.rules().efficient_keeps_state)
+                .then(|| (self.scratch(8, "generator state"), self.scratch(8, "generator offset")));
             // Laid out [b, s, a, d], seen as [b, a, s, d].
             let out = self.temp(Shape::new(&[b, s, a, v.dim(3)]), q.dtype(), "attention output");
             let out = {
