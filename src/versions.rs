@@ -98,6 +98,29 @@ pub enum LtWorkspace {
     PerCall,
 }
 
+/// Where PyTorch runs experts' products as one kernel (`_can_use_grouped_mm`, integrations/moe.py).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GroupedKernel {
+    /// From compute capability 8.0 on.
+    FromAmpere,
+    /// On compute capability 9.0 alone.
+    Hopper,
+    /// Nowhere.
+    Nowhere,
+}
+
+impl GroupedKernel {
+    /// Whether it runs on compute capability `sm`.
+    #[must_use]
+    pub const fn runs_on(self, sm: u32) -> bool {
+        match self {
+            Self::FromAmpere => sm >= 80,
+            Self::Hopper => sm / 10 == 9,
+            Self::Nowhere => false,
+        }
+    }
+}
+
 /// What the walk does by version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::struct_excessive_bools, reason = "one independent switch per rule")]
@@ -112,6 +135,10 @@ pub struct Rules {
     pub efficient_takes_groups: bool,
     /// Memory-efficient attention keeps its generator's state on the device where nothing is dropped.
     pub efficient_keeps_state: bool,
+    /// Flash attention keeps its generator's state on the device.
+    pub flash_keeps_state: bool,
+    /// Where experts' products run as one kernel.
+    pub grouped_kernel: GroupedKernel,
     /// The foreach Adam has its denominators in a second copy.
     pub adam_copies_denominators: bool,
     /// `torch.optim` runs the for-loop unless asked.
@@ -148,6 +175,8 @@ impl Rules {
         prefers_cudnn: true,
         efficient_takes_groups: true,
         efficient_keeps_state: true,
+        flash_keeps_state: true,
+        grouped_kernel: GroupedKernel::FromAmpere,
         adam_copies_denominators: false,
         forloop_by_default: false,
         zeroes_by_default: false,
@@ -321,18 +350,43 @@ pub const ROWS: &[Row] = &[
     ),
     before(
         Pytorch,
-        Version(2, 15),
+        Version(2, 7),
+        None,
+        "flash attention has its generator's state on the host",
+        "run: 2.6, 2.9 and 2.11",
+        |r| r.flash_keeps_state = false,
+    ),
+    between(
+        Pytorch,
+        Version(2, 8),
+        Version(2, 9),
+        None,
+        "experts' products run as one kernel on compute capability 9.0 alone",
+        "read: _can_use_grouped_mm, transformers 5.24",
+        |r| r.grouped_kernel = GroupedKernel::Hopper,
+    ),
+    before(
+        Pytorch,
+        Version(2, 8),
+        None,
+        "experts' products run one after another",
+        "read: _can_use_grouped_mm, transformers 5.24; run: 2.6",
+        |r| r.grouped_kernel = GroupedKernel::Nowhere,
+    ),
+    before(
+        Pytorch,
+        Version(2, 14),
         None,
         "sdpa composes attention of grouped heads where flash and cuDNN cannot run it: FP32, or before Ampere",
-        "pytorch/pytorch#191085; run: 2.11",
+        "pytorch/pytorch#191085; run: 2.11, 2.12 and 2.14",
         |r| r.efficient_takes_groups = false,
     ),
     before(
         Pytorch,
-        Version(2, 15),
+        Version(2, 14),
         None,
         "memory-efficient attention has its generator's state on the host where nothing is dropped",
-        "run: 2.11 and 2.12",
+        "run: 2.11, 2.12 and 2.14",
         |r| r.efficient_keeps_state = false,
     ),
     before(

@@ -72,18 +72,19 @@ fn every_recipe_is_predicted() {
     assert_eq!(cases().count(), MODELLED_RECIPES, "predicted");
 }
 
-/// Steps under older versions of transformers (`versions.jsonl`): allocated peaks right to 0.1 %, reserved ones to 1.5 %, and
-/// nine in ten allocated peaks within 4 KiB, which is what buffers of a few numbers come to.
+/// Steps under older versions of transformers (`versions.jsonl`) and PyTorch (`pytorch.jsonl`): allocated peaks right to
+/// 0.1 %, reserved ones to 3 %, and nine in ten allocated peaks within 4 KiB, which is what buffers of a few numbers come to.
 #[test]
 fn older_versions_are_predicted() {
     let (mut wrong, mut near, mut all) = (Vec::new(), 0, 0);
-    for line in include_str!("data/training-steps/versions.jsonl").lines() {
+    let files = [include_str!("data/training-steps/versions.jsonl"), include_str!("data/training-steps/pytorch.jsonl")];
+    for line in files.into_iter().flat_map(str::lines) {
         let case = Case::read(line).unwrap();
         let readings = estimate(case.plan.as_ref().unwrap()).unwrap().readings.unwrap();
         all += 1;
         for (name, ours, most) in [
             (ReadingName::MaxAllocated, readings.max_allocated, 0.001),
-            (ReadingName::MaxReserved, readings.max_reserved, 0.015),
+            (ReadingName::MaxReserved, readings.max_reserved, 0.03),
         ] {
             let Figure::Bytes(measured) = case.readings.iter().find(|r| r.name == name).unwrap().figure else {
                 panic!()

@@ -73,11 +73,15 @@ const USUAL_RANKS: [u64; 3] = [16, 8, 64];
 const USUAL_MOMENTUM: f64 = 0.9;
 
 /// A version between any two changes of PyTorch's rules, the newest first.
-const PYTORCH: [Version; 8] = [
+const PYTORCH: [Version; 12] = [
     Version(2, 15),
     Version(2, 14),
+    Version(2, 13),
+    Version(2, 11),
     Version(2, 10),
     Version(2, 8),
+    Version(2, 7),
+    Version(2, 6),
     Version(2, 4),
     Version(2, 0),
     Version(1, 13),

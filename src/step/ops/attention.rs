@@ -169,20 +169,25 @@ impl Tape {
                 let head = Dim::plain(rounded_head(d.n));
                 (lse, self.temp(Shape::new(&[n, b, a, s, head]), Dtype::F32, "split attention output"))
             });
-            let (seed, offset) = if dropout > 0.0 {
-                let state = self.scratch(16, "generator state");
-                let offset = self.scratch(8, "generator offset");
-                let kept = self.scratch(16, "generator state");
-                drop(state);
-                (kept, offset)
-            } else {
-                (self.scratch(16, "generator state"), self.scratch(8, "generator offset"))
-            };
+            let state = self.rules().flash_keeps_state.then(|| {
+                if dropout > 0.0 {
+                    let state = self.scratch(16, "generator state");
+                    let offset = self.scratch(8, "generator offset");
+                    let kept = self.scratch(16, "generator state");
+                    drop(state);
+                    (kept, offset)
+                } else {
+                    (self.scratch(16, "generator state"), self.scratch(8, "generator offset"))
+                }
+            });
             drop(parts);
-            vec![out, lse, seed, offset]
+            let (seed, offset) = state.unzip();
+            [Some(out), Some(lse), seed, offset].into_iter().flatten().collect()
         });
-        let [out, lse, seed, offset] = four(self, outs);
-        let outputs = [&lse, &out, &seed, &offset].map(|x| Some(r.save(x)));
+        let mut outs = outs.into_iter();
+        let Some(out) = outs.next() else { return q.clone() };
+        let (lse, seed, offset) = (outs.next(), outs.next(), outs.next());
+        let outputs = [lse.as_ref(), Some(&out), seed.as_ref(), offset.as_ref()].map(|x| x.map(|x| r.save(x)));
         let saved = Kept { bias: None, inputs, outputs };
         drop((lse, seed, offset));
         r.finish(out, move |t, g| {
@@ -370,11 +375,6 @@ impl Tape {
             grads_of([Some(grad)])
         })
     }
-}
-
-/// The four outputs of an attention kernel.
-fn four(t: &Tape, outs: Vec<Tensor>) -> [Tensor; 4] {
-    outs.try_into().unwrap_or_else(|_| [(); 4].map(|()| t.scalar(Dtype::F32, "attention output")))
 }
 
 /// What fused attention keeps, in the order in which it is let go: a bias, keys, queries, values, log-sum-exp, output and

@@ -17,10 +17,11 @@ impl Tape {
     #[must_use]
     pub fn grouped_mm(&self, x: &Tensor, weight: &Tensor, offsets: &Tensor, transposed: bool) -> Tensor {
         let r = Recorder::begin(self, &[x, weight]);
-        let sx = r.save_if(weight.requires_grad(), x);
-        let sw = r.save_if(x.requires_grad(), weight);
+        // Without a kernel transformers' own operator runs: it keeps both and makes both gradients, whichever is wanted.
+        let fallback = !self.rules().grouped_kernel.runs_on(self.device().sm);
+        let sx = r.save_if(fallback || weight.requires_grad(), x);
+        let sw = r.save_if(fallback || x.requires_grad(), weight);
         // Released in this order, and what was unpacked in the reverse one (`GroupedMmBackward0`).
-        let fallback = self.device().sm < 80;
         let saved = [sw, r.save_if(!fallback, offsets), sx];
         if fallback && r.recorded() {
             // An attribute of the operator's context, which backward does not release.
