@@ -13,7 +13,7 @@ use crate::order::sort_short_by;
 use crate::plan::Plan;
 use crate::reconcile::hypothesis::outside::{PROCESS, USED, is_level};
 use crate::reconcile::hypothesis::score::{Evidence, evidence, misfit};
-use crate::reconcile::{Change, Prediction, Search, Suspect, candidates, predict};
+use crate::reconcile::{Change, Prediction, Reconciliation, Search, Suspect, candidates, predict};
 use crate::throughput::rough;
 use crate::units::MIB;
 
@@ -178,7 +178,11 @@ fn settings(samples: &mut [Sample<'_>]) -> Vec<Change> {
                 best = Some((left, change));
             }
         }
-        let Some((_, change)) = best else { return found };
+        // A setting must not stand for a recipe that fits better.
+        let worst = tried.first();
+        let Some((_, change)) = best.filter(|(_, change)| worst.is_some_and(|worst| worst.supports(*change))) else {
+            return found;
+        };
         found.push(change);
         for sample in samples.iter_mut() {
             let Some(plan) = change.apply(&sample.plan) else { continue };
@@ -191,7 +195,12 @@ fn settings(samples: &mut [Sample<'_>]) -> Vec<Change> {
 /// Says of each run what is allocated beside its step; which are of no use for that, and why.
 fn beside(samples: &mut [Sample<'_>]) -> Vec<LeftOut> {
     let mut left_out = Vec::new();
-    let alone = samples.len() == 1;
+    // Of runs with one figure, only that they all are off by as much tells what is kept from a wrong recipe.
+    let mut alone: Vec<f64> = samples.iter().filter_map(Sample::one_figure).collect();
+    let common = median(&mut alone).filter(|common| {
+        let agree = alone.iter().filter(|off| (**off - common).abs() <= CONSTANT * common.abs()).count();
+        alone.len() > 1 && agree * 4 >= alone.len() * 3
+    });
     let mut searched = 0;
     for sample in samples {
         let levels = sample.levels();
@@ -201,7 +210,8 @@ fn beside(samples: &mut [Sample<'_>]) -> Vec<LeftOut> {
             let off = -signed(one.off(&sample.prediction)) - middle;
             off.abs() <= CONSTANT * middle.abs() + 2.0 * one.tolerance
         };
-        let one_figure = levels.len() == 1 && alone && levels.iter().any(|one| middle.abs() > one.tolerance);
+        let differs = |common: f64, tolerance: f64| (middle - common).abs() > CONSTANT * common.abs() + 2.0 * tolerance;
+        let one_figure = levels.len() == 1 && levels.iter().any(|one| differs(common.unwrap_or(0.0), one.tolerance));
         if levels.iter().all(same) && !one_figure {
             sample.beside = Some(middle);
             continue;
@@ -245,14 +255,43 @@ impl Sample<'_> {
 
     /// The recipe that the figures fit better than the plan's.
     fn recipe(&self) -> Option<Change> {
-        let mut search = Search::of(&self.plan, self.measurement).ok()?;
-        while !search.advance() {}
-        let found = search.found();
+        let found = self.reconciled()?;
         let first = found.hypotheses.first().filter(|one| one.explained >= LEAST_EXPLAINED)?;
         match first.suspect {
             Suspect::Change(change) => Some(change),
             _ => None,
         }
+    }
+
+    /// How far its figure is off, where it has one alone.
+    fn one_figure(&self) -> Option<f64> {
+        match self.levels().as_slice() {
+            [one] => Some(-signed(one.off(&self.prediction))),
+            _ => None,
+        }
+    }
+
+    /// Whether the run fits no other change better than this one.
+    fn supports(&self, change: Change) -> bool {
+        let evidence = self.evidence();
+        let found = self.reconciled();
+        let best = found.iter().flat_map(|found| &found.hypotheses).find_map(|one| match one.suspect {
+            Suspect::Change(_) => Some(misfit(&evidence, &predict(one.plan.as_ref()?).ok()?)),
+            _ => None,
+        });
+        let own = self.misfit_with(change);
+        own.is_some_and(|own| best.is_none_or(|best| own <= best + LEAST_MISFIT))
+    }
+
+    fn reconciled(&self) -> Option<Reconciliation> {
+        let mut search = Search::of(&self.plan, self.measurement).ok()?;
+        while !search.advance() {}
+        Some(search.found())
+    }
+
+    /// Whether what is allocated is as predicted or off by the same everywhere, or is not known.
+    fn is_sound(&self) -> bool {
+        self.beside.is_some() || self.levels().is_empty()
     }
 
     fn measured(&self, name: ReadingName) -> Option<f64> {
@@ -280,13 +319,14 @@ impl Sample<'_> {
     /// What the measurement says about a quantity, those before it fitted already.
     fn says(&self, of: Fitted, fitted: &[Quantity]) -> Option<f64> {
         match of {
+            // A wrong recipe has other shares and another speed.
+            Fitted::Fragmentation | Fitted::Efficiency if !self.is_sound() => None,
             Fitted::Overhead => self.beside,
             Fitted::Fragmentation => {
                 let overhead = value(fitted, Fitted::Overhead);
                 let predicted = |name| Some(self.predicted(name)? + overhead);
-                let allocated = self.measured(ReadingName::MaxAllocated).or_else(|| {
-                    predicted(ReadingName::MaxAllocated).filter(|_| self.beside.is_some() || self.levels().is_empty())
-                })?;
+                let allocated =
+                    self.measured(ReadingName::MaxAllocated).or_else(|| predicted(ReadingName::MaxAllocated))?;
                 let used = allocated / self.measured(ReadingName::MaxReserved).filter(|reserved| *reserved > 0.0)?;
                 Some(predicted(ReadingName::MaxAllocated)? / predicted(ReadingName::MaxReserved)? - used)
             }
