@@ -16,8 +16,9 @@ pub enum Method {
     Reward(Pairs),
     /// Group relative policy optimisation: completions are generated, scored and learnt from (`GRPOTrainer`).
     Grpo(Rollout),
-    /// Proximal policy optimisation, from its definition: as GRPO, with a reward model and a critic that is trained too.
-    Ppo(Rollout),
+    /// Proximal policy optimisation: completions are generated, scored by the policy, a reference, a critic and a reward model,
+    /// and learnt from by policy and critic together (`PPOTrainer` of TRL 1.10, which later versions no longer have).
+    Ppo(Ppo),
 }
 
 /// Pairs of sequences.
@@ -105,6 +106,26 @@ impl Default for Rollout {
     }
 }
 
+/// What a step of PPO runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields, default)]
+pub struct Ppo {
+    /// Tokens that are generated for each prompt (`response_length`); the rest of a sequence is the prompt.
+    pub completion: u64,
+    /// Sequences that are generated and scored at once, without gradients (`local_rollout_forward_batch_size`).
+    pub forward_batch: u64,
+    /// Whether some sequence of a batch is shorter than the longest, so that attention takes a mask.
+    pub padded: bool,
+}
+
+impl Default for Ppo {
+    /// TRL's defaults.
+    fn default() -> Self {
+        Self { completion: 53, forward_batch: 64, padded: true }
+    }
+}
+
 /// vLLM beside the trainer (`vllm_mode="colocate"`).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -149,25 +170,33 @@ impl Method {
         match self {
             Self::Dpo(of) => of.padded,
             Self::Reward(of) => of.padded,
-            Self::Grpo(of) | Self::Ppo(of) => of.padded,
+            Self::Grpo(of) => of.padded,
+            Self::Ppo(of) => of.padded,
         }
     }
 
-    /// What reinforcement learning runs.
+    /// What GRPO runs.
     #[must_use]
     pub const fn rollout(&self) -> Option<&Rollout> {
         match self {
-            Self::Grpo(of) | Self::Ppo(of) => Some(of),
+            Self::Grpo(of) => Some(of),
+            Self::Dpo(_) | Self::Reward(_) | Self::Ppo(_) => None,
+        }
+    }
+
+    /// Tokens that are generated, to change them.
+    pub(crate) const fn generated_mut(&mut self) -> Option<&mut u64> {
+        match self {
+            Self::Grpo(of) => Some(&mut of.completion),
+            Self::Ppo(of) => Some(&mut of.completion),
             Self::Dpo(_) | Self::Reward(_) => None,
         }
     }
 
-    /// The same, to change it.
-    pub(crate) const fn rollout_mut(&mut self) -> Option<&mut Rollout> {
-        match self {
-            Self::Grpo(of) | Self::Ppo(of) => Some(of),
-            Self::Dpo(_) | Self::Reward(_) => None,
-        }
+    /// Whether completions are generated.
+    #[must_use]
+    pub const fn generates(&self) -> bool {
+        matches!(self, Self::Grpo(_) | Self::Ppo(_))
     }
 }
 
@@ -184,7 +213,8 @@ impl Recipe {
         let all = self.seq_len.saturating_sub(1);
         match &self.method {
             Some(Method::Dpo(of)) => of.completion.unwrap_or(all),
-            Some(Method::Grpo(of) | Method::Ppo(of)) => of.completion,
+            Some(Method::Grpo(of)) => of.completion,
+            Some(Method::Ppo(of)) => of.completion,
             Some(Method::Reward(_)) | None => all,
         }
     }

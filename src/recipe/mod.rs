@@ -15,7 +15,7 @@ pub use activation::{Checkpointing, LigerKernel, Loss};
 pub use adapter::{ALL_LINEAR, FloatName, Lora, LoraBias, MAX_LORA_RANK};
 pub use lengths::{Batching, Distribution, Lengths};
 pub use limits::{MAX_GRAD_ACCUM, MAX_LOSS_CHUNKS, MAX_MICRO_BATCH, MAX_SEQ_LEN};
-pub use method::{Dpo, Method, Pairs, Reference, Rollout, Vllm};
+pub use method::{Dpo, Method, Pairs, Ppo, Reference, Rollout, Vllm};
 pub use optimizer::{Optimizer, OptimizerImpl, OptimizerName, ScaleType};
 pub use parallel::Parallel;
 pub use quantization::{Load, QuantKind, Quantization};

@@ -1,12 +1,14 @@
 //! The models beside the one that is trained, and what a micro-batch of preferences or rewards runs through them
 //! (TRL 1.16: `trainer/dpo_trainer.py`, `reward_trainer.py`).
 
+use core::cell::RefCell;
+
 use crate::bill::{Instant, Part};
 use crate::issue::{Issue, IssueKind};
 use crate::model::family::{Built, Model, Run};
 use crate::plan::Plan;
 use crate::recipe::{
-    Checkpointing, Dpo, Loss, MAX_GRAD_ACCUM, Method, Precision, Recipe, Reference, Rollout, ZeroGrad,
+    Checkpointing, Dpo, Loss, MAX_GRAD_ACCUM, MAX_MICRO_BATCH, Method, Precision, Recipe, Reference, Rollout, ZeroGrad,
 };
 use crate::step::load;
 use crate::step::log::{Mark, Phase};
@@ -15,12 +17,14 @@ use crate::step::rollout;
 use crate::step::shape::{Dim, Shape};
 use crate::step::tape::Tape;
 use crate::step::tensor::{Dtype, Tensor};
-use crate::step::train::weights_dtype;
+use crate::step::train::{tables, weights_dtype};
 
 /// What a second model's parameters are called.
 pub(crate) const REFERENCE: &str = "reference's parameter";
 /// What a reward model's parameters are called.
 pub(crate) const JUDGE: &str = "reward model's parameter";
+/// What a critic's parameters are called.
+const CRITIC: &str = "critic's parameter";
 /// What the parameters of models beside the policy are called.
 pub(crate) const OTHERS: [&str; 2] = [REFERENCE, JUDGE];
 /// What keys and values of earlier tokens are called.
@@ -38,6 +42,10 @@ pub(crate) struct Actors {
     reference: Option<(Box<dyn Built>, Vec<Tensor>)>,
     /// The model that rewards, where one does.
     judge: Option<(Box<dyn Built>, Vec<Tensor>)>,
+    /// The model that values and is trained too.
+    critic: Option<(Box<dyn Built>, Vec<Tensor>)>,
+    /// What a micro-batch's forward returned, the logits that are scored before the last; then their probabilities.
+    output: RefCell<[Vec<Tensor>; 2]>,
 }
 
 impl Actors {
@@ -53,20 +61,95 @@ impl Actors {
         let refers = match method {
             Method::Dpo(of) => of.reference == Reference::Model,
             Method::Reward(_) => false,
-            Method::Grpo(of) | Method::Ppo(of) => of.reference,
+            Method::Grpo(of) => of.reference,
+            Method::Ppo(_) => true,
         };
+        let ppo = matches!(method, Method::Ppo(_));
+        let critic = model.scored().filter(|_| ppo).map(|model| {
+            let (critic, buffers) =
+                tape.building(CRITIC, || built(tape, model.as_ref(), &Recipe::default(), precision, 0));
+            for (weight, table) in critic.weights().iter().zip(tables(&model.parameters())) {
+                if let Some(leaf) = weight.leaf() {
+                    leaf.table.set(table);
+                }
+            }
+            (critic, buffers)
+        });
         let reference = (refers && recipe.lora.is_none())
             .then(|| tape.building(REFERENCE, || built(tape, model, recipe, precision, warm_up)));
-        let judge = method.rollout().filter(|of| of.reward_model).and_then(|_| model.scored());
+        let judges = ppo || method.rollout().is_some_and(|of| of.reward_model);
+        let judge = model.scored().filter(|_| judges);
         let judge =
             judge.map(|model| tape.building(JUDGE, || built(tape, model.as_ref(), &Recipe::default(), precision, 0)));
         let at_once = method.rollout().and_then(|of| of.steps_per_generation).unwrap_or(recipe.grad_accum);
-        Some(Self { adapters: recipe.lora.is_some(), method, scored: recipe.scored(), at_once, reference, judge })
+        let (adapters, scored, output) = (recipe.lora.is_some(), recipe.scored(), RefCell::default());
+        Some(Self { adapters, method, scored, at_once, reference, judge, critic, output })
+    }
+
+    /// What is trained beside the policy.
+    pub(crate) fn trained(&self) -> &[Tensor] {
+        self.critic.as_ref().map_or(&[], |(critic, _)| critic.weights())
+    }
+
+    pub(crate) fn at_once(&self) -> u64 {
+        self.at_once
+    }
+
+    pub(crate) fn reference(&self) -> Option<&dyn Built> {
+        self.reference.as_ref().map(|(built, _)| built.as_ref())
+    }
+
+    pub(crate) fn critic(&self) -> Option<&dyn Built> {
+        self.critic.as_ref().map(|(built, _)| built.as_ref())
+    }
+
+    pub(crate) fn judge(&self) -> Option<&dyn Built> {
+        self.judge.as_ref().map(|(built, _)| built.as_ref())
+    }
+
+    /// Keeps what a micro-batch's forward returned; returns what was kept before.
+    pub(crate) fn keep_output(&self, output: Vec<Tensor>) -> Vec<Tensor> {
+        core::mem::replace(&mut self.output.borrow_mut()[0], output)
+    }
+
+    /// The logits that the last forward's loss was of.
+    pub(crate) fn scored_logits(&self) -> Option<Tensor> {
+        let output = self.output.borrow();
+        output[0].len().checked_sub(2).and_then(|at| output[0].get(at).cloned())
+    }
+
+    pub(crate) fn keep_probabilities(&self, probabilities: Tensor) {
+        let before = core::mem::replace(&mut self.output.borrow_mut()[1], vec![probabilities]);
+        drop(before);
+    }
+
+    /// The step's variables go (`del`), and the cache.
+    pub(crate) fn end_step(&self, t: &Tape) {
+        if self.critic.is_some() {
+            drop(self.output.take());
+            t.empty_cache();
+        }
     }
 
     /// What comes before a step's micro-batches: completions and their scores, which all of them share. `walked`: whether
     /// that is walked, or there from the start.
-    pub(crate) fn roll_out(&self, run: &Run, policy: &dyn Built, autocast: Option<Dtype>, walked: bool) -> Vec<Tensor> {
+    pub(crate) fn roll_out(
+        &self,
+        run: &Run,
+        policy: &dyn Built,
+        autocast: Option<Dtype>,
+        walked: bool,
+        before: Vec<Tensor>,
+    ) -> Vec<Tensor> {
+        if let Method::Ppo(of) = self.method {
+            return self.completions(run, policy, of, walked, before);
+        }
+        let held = self.rolled_out(run, policy, autocast, walked);
+        drop(before);
+        held
+    }
+
+    fn rolled_out(&self, run: &Run, policy: &dyn Built, autocast: Option<Dtype>, walked: bool) -> Vec<Tensor> {
         let Some(of) = self.method.rollout() else { return Vec::new() };
         let t = &run.tape;
         let all = run.batch.times(Dim::plain(self.at_once));
@@ -145,7 +228,16 @@ impl Actors {
                 all
             }
             // A part of what was generated: a view.
-            Method::Grpo(_) | Method::Ppo(_) => Vec::new(),
+            Method::Grpo(_) => Vec::new(),
+            // Copies, by index.
+            Method::Ppo(of) => {
+                let tokens = Dim::plain(of.completion);
+                let line = |dtype: Dtype| run.tape.temp(Shape::new(&[run.batch, tokens]), dtype, "scores");
+                let mut all = whole(1);
+                all.push(line(Dtype::I64));
+                all.extend([(); 4].map(|()| line(Dtype::F32)));
+                all
+            }
         }
     }
 
@@ -155,7 +247,8 @@ impl Actors {
         let loss = match (self.method, batch.first()) {
             (Method::Dpo(of), Some(ids)) => self.preferences(run, policy, ids, autocast, of),
             (Method::Reward(_), Some(ids)) => rewards(run, policy, ids, autocast),
-            (Method::Grpo(of) | Method::Ppo(of), _) => self.policy_gradient(run, policy, autocast, of),
+            (Method::Grpo(of), _) => self.policy_gradient(run, policy, autocast, of),
+            (Method::Ppo(of), _) => self.policy_and_values(run, policy, autocast, of),
             _ => None,
         };
         loss.unwrap_or_else(|| t.scalar(Dtype::F32, "loss"))
@@ -342,8 +435,27 @@ pub(crate) fn issues(model: &dyn Model, plan: &Plan) -> Vec<Issue> {
             not(field, format!("{what} with {name}"));
         }
     }
-    if matches!(method, Method::Ppo(_)) {
-        not("recipe.method", "PPO, which TRL no longer has".into());
+    if let Method::Ppo(of) = method {
+        for (field, given, what) in [
+            ("recipe.precision", recipe.precision == Some(Precision::AmpFp16), "a gradient scaler"),
+            ("recipe.load", load::loads(recipe), "loading and quantised weights"),
+            ("recipe.clip_grad", recipe.clip_grad.is_some(), "clipping, which its trainer does not do,"),
+            ("recipe.optimizer", recipe.optimizer.name.is_paged(), "paged states"),
+            ("recipe.optimizer.in_backward", recipe.optimizer.in_backward, "an optimizer in backward"),
+            (
+                "recipe.checkpointing",
+                !matches!(recipe.checkpointing, Checkpointing::None | Checkpointing::Full),
+                "this checkpointing",
+            ),
+        ] {
+            if given {
+                not(field, format!("{what} with {name}"));
+            }
+        }
+        if !(1..=MAX_MICRO_BATCH).contains(&of.forward_batch) {
+            let kind = IssueKind::OutOfRange { min: 1, max: MAX_MICRO_BATCH, found: of.forward_batch.to_string() };
+            issues.push(Issue::new("recipe.method.forward_batch", kind));
+        }
     }
     if let Some(vllm) = method.rollout().and_then(|of| of.vllm)
         && !(vllm.memory_utilization > 0.0 && vllm.memory_utilization <= 1.0)

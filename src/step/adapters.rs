@@ -7,7 +7,7 @@ use crate::bill::Part;
 use crate::issue::{Issue, IssueKind};
 use crate::model::family::Model;
 use crate::order::sort_short_by_key;
-use crate::recipe::{Lora, LoraBias, Recipe};
+use crate::recipe::{Lora, LoraBias, Method, Recipe};
 use crate::step::freeze::trained_parameters;
 use crate::step::ops::Code;
 use crate::step::shape::{Dim, Shape};
@@ -172,10 +172,14 @@ fn is_module(parameter: &str, module: &str) -> bool {
 
 /// The sizes of what is trained: with adapters theirs, without them those of every parameter that is not frozen.
 pub(crate) fn trained_shapes(model: &dyn Model, recipe: &Recipe) -> Vec<Shape> {
-    match &recipe.lora {
+    let mut shapes: Vec<Shape> = match &recipe.lora {
         Some(lora) => adapter_shapes(model, lora),
         None => trained_parameters(model, recipe).into_iter().map(|(_, shape)| shape).collect(),
-    }
+    };
+    // A critic is trained with the policy, all of it.
+    let critic = model.scored().filter(|_| matches!(recipe.method, Some(Method::Ppo(_))));
+    shapes.extend(critic.iter().flat_map(|critic| critic.parameters()).map(|p| p.shape));
+    shapes
 }
 
 /// The sizes of what `lora` trains: of the pairs, and of what else it says.

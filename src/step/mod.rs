@@ -15,6 +15,7 @@ pub mod log;
 pub(crate) mod megatron;
 pub mod ops;
 pub(crate) mod parallel;
+pub(crate) mod ppo;
 pub mod readings;
 pub mod repeat;
 pub mod replay;

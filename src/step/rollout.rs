@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use crate::bill::Part;
 use crate::model::family::{Built, Cache, Run};
-use crate::recipe::{Checkpointing, Rollout};
+use crate::recipe::{Checkpointing, Ppo, Rollout};
 use crate::step::shape::{Dim, Shape};
 use crate::step::tensor::{Dtype, Tensor};
 
@@ -22,8 +22,26 @@ fn lengths(prompt: u64, tokens: u64) -> impl Iterator<Item = u64> {
 
 /// `generate` by sampling, with a cache of keys and values that grows by concatenation.
 pub(crate) fn generate(run: &Run, policy: &dyn Built, of: &Rollout, sequences: Dim, autocast: Option<Dtype>) {
+    drop(generated(run, policy, (of.completion, false), sequences, autocast));
+}
+
+/// [`generate`] at a temperature, without autocast, which returns the scores of every token (`output_scores`); keys and values
+/// are returned with them.
+pub(crate) fn generate_scored(run: &Run, policy: &dyn Built, of: &Ppo, sequences: Dim) -> Vec<Tensor> {
+    generated(run, policy, (of.completion, true), sequences, None)
+}
+
+fn generated(
+    run: &Run,
+    policy: &dyn Built,
+    (completion, keeps): (u64, bool),
+    sequences: Dim,
+    autocast: Option<Dtype>,
+) -> Vec<Tensor> {
     let t = &run.tape;
-    let prompt = run.seq.n.saturating_sub(of.completion);
+    let prompt = run.seq.n.saturating_sub(completion);
+    let mut scores = Vec::new();
+    let mut variables = [None, None];
     let line =
         |n: u64, op: &'static str| t.empty(Shape::new(&[sequences, Dim::plain(n)]), Dtype::I64, Part::Activations, op);
     let mut inputs = [line(prompt, "token ids"), line(prompt, "attention mask"), line(prompt, "positions")];
@@ -33,7 +51,7 @@ pub(crate) fn generate(run: &Run, policy: &dyn Built, of: &Rollout, sequences: D
     let cache = Rc::new(Cache::default());
     let mut before = 0;
     t.with_grad(false, || {
-        for length in lengths(prompt, of.completion) {
+        for length in lengths(prompt, completion) {
             let new = if before == 0 { prompt } else { 1 };
             let step = Run {
                 batch: sequences,
@@ -54,16 +72,31 @@ pub(crate) fn generate(run: &Run, policy: &dyn Built, of: &Rollout, sequences: D
                 })
             });
             if let Some(logits) = logits {
-                t.scope("sampling", || sample(run, logits, autocast.is_some(), &mut inputs, length + 1));
+                // Of tokens that are not walked the scores are kept too.
+                let tokens = if before == 0 { 1 } else { length - before };
+                let kept = keeps.then_some((tokens, &mut scores));
+                t.scope("sampling", || {
+                    sample(run, logits, autocast.is_some(), &mut inputs, &mut variables, length + 1, kept)
+                });
             }
             before = length;
         }
     });
-    drop((inputs, special, unfinished));
+    drop((inputs, variables, special, unfinished));
+    scores.extend(cache.held().into_iter().filter(|_| keeps));
+    scores
 }
 
 /// The next token of each sequence by its probabilities, appended to the inputs.
-fn sample(run: &Run, logits: Tensor, mixed: bool, inputs: &mut [Tensor; 3], length: u64) {
+fn sample(
+    run: &Run,
+    logits: Tensor,
+    mixed: bool,
+    inputs: &mut [Tensor; 3],
+    variables: &mut [Option<Tensor>; 2],
+    length: u64,
+    kept: Option<(u64, &mut Vec<Tensor>)>,
+) {
     let t = &run.tape;
     // `convert_outputs_to_fp32`, of models under autocast.
     let logits = if mixed { t.to(&logits, Dtype::F32) } else { logits };
@@ -72,8 +105,14 @@ fn sample(run: &Run, logits: Tensor, mixed: bool, inputs: &mut [Tensor; 3], leng
         *input = t.empty(Shape::new(&[sequences, Dim::plain(length)]), Dtype::I64, Part::Activations, op);
     }
     let scores = || t.temp(Shape::new(&[sequences, logits.dim(2)]), Dtype::F32, "scores of next tokens");
-    let (copy, probabilities) = (scores(), scores());
+    // Both are variables of the loop, until the next token's take their names.
+    variables[0] = Some(scores());
+    if let Some((tokens, kept)) = kept {
+        let rows = sequences.times(Dim::plain(tokens));
+        kept.push(t.temp(Shape::new(&[rows, logits.dim(2)]), Dtype::F32, "scores of generated tokens"));
+    }
+    variables[1] = Some(scores());
     drop(scores());
     inputs[0] = t.empty(Shape::new(&[sequences, Dim::plain(length)]), Dtype::I64, Part::Activations, "token ids");
-    drop((copy, probabilities, logits));
+    drop(logits);
 }

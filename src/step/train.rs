@@ -252,6 +252,8 @@ fn run(
         (None, Some(lora)) => adapters::attach(&tape, model, lora, built.weights()),
     };
     let actors = Actors::of(&tape, model, recipe, precision, whole.warm_up);
+    let mut trained = trained;
+    trained.extend(actors.iter().flat_map(Actors::trained).cloned());
     let mut job = Loop::new(&tape, built.as_ref(), &trained, whole, recipe, precision);
     job.actors = actors;
     job.construct_optimizer();
@@ -574,7 +576,8 @@ impl<'a> Loop<'a> {
         if let Some(actors) = &self.actors {
             // The next completions take the place of the last ones, which live until then.
             let walked = self.most_micro_batches == MAX_WALKED_MICRO_BATCHES;
-            self.rolled_out = actors.roll_out(&self.run, self.model, self.autocast(), walked);
+            let before = core::mem::take(&mut self.rolled_out);
+            self.rolled_out = actors.roll_out(&self.run, self.model, self.autocast(), walked, before);
         }
         // Micro-batches from the second on are alike.
         let micro_batches = self.recipe.grad_accum.min(self.most_micro_batches);
@@ -583,6 +586,9 @@ impl<'a> Loop<'a> {
                 wrapper.micro_batch(n == micro_batches);
             }
             self.micro_batch(n == 1);
+            if let Some(actors) = self.actors.as_ref().filter(|_| n < micro_batches) {
+                actors.after_micro_batch(t);
+            }
         }
         t.enter(Instant::Step);
         t.scope("optimizer", || self.update());
@@ -591,6 +597,10 @@ impl<'a> Loop<'a> {
         self.update_average();
         t.set_scope(before);
         self.zero_grad();
+        if let Some(actors) = &self.actors {
+            actors.after_micro_batch(t);
+            actors.end_step(t);
+        }
         if t.wrapper().is_some() {
             t.synchronize();
         }

@@ -69,6 +69,7 @@ impl PickCatalogue for English {
             Alternative::Reward => "a reward model",
             Alternative::Grpo => "rewards (GRPO)",
             Alternative::GrpoVllm => "rewards (GRPO), vLLM on the same GPU",
+            Alternative::Ppo => "rewards (PPO), with a critic, a reference and a reward model",
             Alternative::Nf4Double => "NF4, double quantisation",
             Alternative::Nf4 => "NF4",
             Alternative::Fp4 => "FP4",

@@ -277,8 +277,8 @@ impl Field {
             Self::TensorSize => plan.parallel.tensor.size = if text.is_empty() { 1 } else { whole(text)? },
             // What is typed for it waits until completions are generated again.
             Self::Completion => {
-                if let Some(of) = plan.recipe.method.as_mut().and_then(Method::rollout_mut) {
-                    of.completion = whole(text)?;
+                if let Some(completion) = plan.recipe.method.as_mut().and_then(Method::generated_mut) {
+                    *completion = whole(text)?;
                 }
             }
             Self::ClipGrad if text.is_empty() => plan.recipe.clip_grad = None,

@@ -4,7 +4,7 @@
 use crate::plan::Plan;
 use crate::recipe::parallel::{DataParallel, Ddp, DeepSpeed, Fsdp1, Fsdp2};
 use crate::recipe::{
-    Dpo, Ema, FloatName, LigerKernel, Load, Method, Pairs, Precision, QuantKind, Reference, Rollout, Vllm,
+    Dpo, Ema, FloatName, LigerKernel, Load, Method, Pairs, Ppo, Precision, QuantKind, Reference, Rollout, Vllm,
 };
 
 /// A list to choose from.
@@ -61,6 +61,8 @@ pub enum Alternative {
     Grpo,
     /// GRPO, vLLM generates on the same GPU and sleeps during the update.
     GrpoVllm,
+    /// By reinforcement, a critic trained beside the policy.
+    Ppo,
     /// NF4, its scale factors quantised too.
     Nf4Double,
     /// NF4.
@@ -160,7 +162,7 @@ impl Pick {
         use Alternative as A;
         match self {
             Self::Sharding => &[A::NoWrapper, A::Ddp, A::Fsdp2, A::Zero1, A::Zero2, A::Zero3, A::Fsdp1],
-            Self::Method => &[A::NextToken, A::Dpo, A::DpoPrecomputed, A::Reward, A::Grpo, A::GrpoVllm],
+            Self::Method => &[A::NextToken, A::Dpo, A::DpoPrecomputed, A::Reward, A::Grpo, A::GrpoVllm, A::Ppo],
             Self::Quantizer => &[A::Nf4Double, A::Nf4, A::Fp4, A::Int8],
             Self::Float8 => &[A::NoFloat8, A::Float8],
             Self::Kernels => &[A::NoKernels, A::Liger, A::LigerLoss],
@@ -229,6 +231,8 @@ impl Alternative {
                 let vllm = (self == Self::GrpoVllm).then(|| before.vllm.unwrap_or(asleep));
                 recipe.method = Some(Method::Grpo(Rollout { vllm, ..before }));
             }
+            Self::Ppo if matches!(recipe.method, Some(Method::Ppo(_))) => {}
+            Self::Ppo => recipe.method = Some(Method::Ppo(Ppo::default())),
             Self::Nf4Double => quantizer(plan, QuantKind::Nf4, true),
             Self::Nf4 => quantizer(plan, QuantKind::Nf4, false),
             Self::Fp4 => quantizer(plan, QuantKind::Fp4, false),

@@ -44,6 +44,8 @@ def method(r, name, seq):
     if name == "dpo":
         return dict(completion=completion, reference=r.choice(["model", "model", "precomputed"]), padded=padded)
     completion = min(completion, 96)
+    if name == "ppo":
+        return dict(completion=completion, forward_batch=r.choice([2, 4, 64, 64]))
     return dict(completion=completion, reference=r.random() < 0.6, old_log_probs=r.random() < 0.4, padded=padded)
 
 
@@ -67,6 +69,11 @@ def case(r, name):
         if r.random() < 0.3 and name != "reward":
             recipe["quantization"] = dict(kind="nf4", double_quant=r.random() < 0.5, prepare=r.random() < 0.5)
             recipe["precision"] = "amp_bf16"
+    if name == "ppo":
+        # Its trainer does not clip; loading and a gradient scaler are not modelled with it.
+        recipe.pop("quantization", None)
+        recipe["clip_grad"] = None
+        recipe["precision"] = recipe["precision"].replace("fp16", "bf16")
     sm = r.choice([80, 89, 90])
     kind = "lora" if "lora" in recipe else "full"
     label = f"{name}-{family}_L{config['num_hidden_layers']}h{config['hidden_size']}_sm{sm}_{recipe['precision']}_{kind}"

@@ -1,7 +1,7 @@
 //! Preferences, rewards and reinforcement learning as flags.
 
 use clap::builder::PossibleValuesParser;
-use vram_budget::recipe::{Dpo, Method, Pairs, Recipe, Reference, Rollout, Vllm};
+use vram_budget::recipe::{Dpo, Method, Pairs, Ppo, Recipe, Reference, Rollout, Vllm};
 
 const NAMES: [&str; 4] = ["dpo", "reward", "grpo", "ppo"];
 
@@ -12,13 +12,13 @@ pub(crate) struct MethodArgs {
     /// Trains on preferences (dpo), a reward model (reward), or by reinforcement (grpo, ppo), as TRL does
     #[arg(long, value_name = "METHOD", value_parser = PossibleValuesParser::new(NAMES))]
     method: Option<String>,
-    /// Tokens of each sequence that are the answer, generated or scored [default: all; grpo and ppo: 256]
+    /// Tokens of each sequence that are the answer, generated or scored [default: all; grpo: 256; ppo: 53]
     #[arg(long, value_name = "N")]
     completion: Option<u64>,
     /// The reference's log-probabilities are computed before training: no second model (dpo)
     #[arg(long)]
     precompute_reference: bool,
-    /// A reference holds the policy back, as with beta above 0 (grpo, ppo)
+    /// A reference holds the policy back, as with beta above 0 (grpo)
     #[arg(long)]
     reference: bool,
     /// A model of the policy's size scores completions, rather than a function (grpo)
@@ -30,6 +30,9 @@ pub(crate) struct MethodArgs {
     /// Micro-batches for which completions are generated at once [default: as many as are accumulated]
     #[arg(long, value_name = "N")]
     steps_per_generation: Option<u64>,
+    /// Sequences that are generated and scored at once, without gradients (ppo) [default: 64]
+    #[arg(long, value_name = "N")]
+    forward_batch: Option<u64>,
     /// vLLM generates on the same GPU and takes this share of it [default: transformers generates]
     #[arg(long, value_name = "SHARE")]
     vllm: Option<f64>,
@@ -51,7 +54,7 @@ impl MethodArgs {
                 "dpo" => Method::Dpo(Dpo::default()),
                 "reward" => Method::Reward(Pairs::default()),
                 "grpo" => Method::Grpo(Rollout::default()),
-                _ => Method::Ppo(Rollout::default()),
+                _ => Method::Ppo(Ppo::default()),
             });
         }
         match &mut recipe.method {
@@ -64,7 +67,12 @@ impl MethodArgs {
                     of.reference = Reference::Precomputed;
                 }
             }
-            Some(Method::Grpo(of) | Method::Ppo(of)) => {
+            Some(Method::Ppo(of)) => {
+                of.padded &= !self.unpadded;
+                of.completion = self.completion.unwrap_or(of.completion);
+                of.forward_batch = self.forward_batch.unwrap_or(of.forward_batch);
+            }
+            Some(Method::Grpo(of)) => {
                 of.padded &= !self.unpadded;
                 of.completion = self.completion.unwrap_or(of.completion);
                 of.steps_per_generation = self.steps_per_generation.or(of.steps_per_generation);

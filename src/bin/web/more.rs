@@ -19,7 +19,7 @@ pub(crate) fn more_form(store: &Handle) -> Html {
     html! {
         <div class="form">
             { list(Pick::Method) }
-            if plan.recipe.method.as_ref().is_some_and(|method| method.rollout().is_some()) {
+            if plan.recipe.method.as_ref().is_some_and(|method| method.generates()) {
                 { line(Field::Completion, "tiny", Some(Label::CompletionHint)) }
             }
             { list(Pick::Kernels) }

@@ -43,6 +43,8 @@ pub struct Run {
     pub packed: Option<u64>,
     /// The tokens' places in their own sequences, where it is.
     pub positions: Option<Tensor>,
+    /// Where each layer's input goes, of a forward that returns them (`output_hidden_states`).
+    pub captured: Option<Rc<RefCell<Vec<Tensor>>>>,
 }
 
 /// The keys and values of earlier tokens, by layer (`DynamicCache`).
@@ -50,9 +52,21 @@ pub struct Run {
 pub struct Cache {
     layers: RefCell<Vec<[Tensor; 2]>>,
     length: Cell<u64>,
+    /// Whether it holds what one forward over whole sequences made, which may be learnt from.
+    whole: bool,
 }
 
 impl Cache {
+    /// Of a forward over whole sequences of `length` tokens, which returns it.
+    pub(crate) fn of_whole(length: u64) -> Self {
+        Self { length: Cell::new(length), whole: true, ..Self::default() }
+    }
+
+    /// What it holds.
+    pub(crate) fn held(&self) -> Vec<Tensor> {
+        self.layers.take().into_iter().flatten().collect()
+    }
+
     /// Says how many tokens it holds after the forward that follows.
     pub(crate) fn grow_to(&self, length: u64) {
         self.length.set(length);
@@ -60,6 +74,11 @@ impl Cache {
 
     /// The layer's keys and values with those of new tokens, [b, g, s, d], as copies; the old ones go one by one.
     pub(super) fn update(&self, t: &Tape, new: [&Tensor; 2]) -> [Tensor; 2] {
+        if self.whole {
+            let held = new.map(|of| t.cat_alone(of));
+            self.layers.borrow_mut().push(held.clone());
+            return held;
+        }
         let layer = (t.layer() as usize).saturating_sub(1);
         let whole = Dim::plain(self.length.get());
         let grown =
@@ -119,6 +138,7 @@ impl Run {
             loaded: Dtype::F32,
             packed: (!recipe.packed.is_empty()).then_some(recipe.packed.len() as u64),
             positions: None,
+            captured: None,
         }
     }
 
@@ -136,6 +156,9 @@ impl Run {
 
     /// Runs the layer with this number, counted from 1, as the recipe checkpoints it (`GradientCheckpointingLayer`).
     pub(super) fn layer(&self, number: u32, x: &Tensor, layer: impl Fn(&Tensor) -> Tensor + 'static) -> Tensor {
+        if let Some(captured) = &self.captured {
+            captured.borrow_mut().push(x.clone());
+        }
         let layer: Layer = Rc::new(move |_, x| x.first().map(&layer).into_iter().collect());
         self.layer_many(number, core::slice::from_ref(x), layer).pop().unwrap_or_else(|| x.clone())
     }
@@ -315,7 +338,8 @@ pub(super) fn position_ids(run: &Run) -> Tensor {
 /// The cosine and sine tables of rotary embeddings, [1, s, d], of sequences with positions of their own [b, s, d], computed in FP32 and cast to `dtype`.
 pub(super) fn rotary_tables(run: &Run, head: Dim, dtype: Dtype) -> (Tensor, Tensor) {
     let t = &run.tape;
-    let one = if run.cache.is_some() { run.batch } else { Dim::plain(1) };
+    let given = run.cache.is_some() || run.positions.is_some();
+    let one = if given { run.batch } else { Dim::plain(1) };
     let half = Dim::plain(head.n / 2);
     let whole = Shape::new(&[one, run.seq, head]);
     let positions = t.temp(Shape::new(&[one, run.seq, Dim::plain(1)]), Dtype::F32, "positions");
