@@ -94,6 +94,40 @@ fn speed(found: &Found) -> f64 {
     found.throughput.as_ref().map_or(0.0, |t| (t.tokens_per_second.low * t.tokens_per_second.high).sqrt())
 }
 
+/// The search's answers around `plan`, and that they are those of looking at every plan of `space`. How many fit.
+fn held_against_all(plan: &Plan, space: Space, what: &str) -> (Answers, usize) {
+    let all = all_found(&walked(plan, space.clone()));
+    assert!(all.len() > 30, "{what}: {}", all.len());
+    let mut search = Search::of(plan, space).unwrap();
+    while !search.advance(3000) {}
+    let answers = search.answers()[0].clone();
+    let Answers { front, fastest, largest_micro_batch, longest_sequence } = &answers;
+    let beats = |a: &Found, b: &Found| {
+        let (fast, small) = (speed(a) >= speed(b), a.held() <= b.held());
+        fast && small && (speed(a) > speed(b) || a.held() < b.held())
+    };
+    let figures = |found: &[Found]| {
+        let mut figures: Vec<(u64, Bytes)> = found.iter().map(|f| (speed(f).to_bits(), f.held())).collect();
+        figures.sort_unstable();
+        figures.dedup();
+        figures
+    };
+    let unbeaten: Vec<Found> = all.iter().filter(|b| !all.iter().any(|a| beats(a, b))).cloned().collect();
+    assert_eq!(figures(front), figures(&unbeaten), "{what}");
+    let fits: Vec<&Found> = all.iter().filter(|f| f.verdict.kind == VerdictKind::Fits).collect();
+    let most = fits.iter().map(|f| speed(f)).fold(None, |most: Option<f64>, s| Some(most.map_or(s, |m| m.max(s))));
+    assert_eq!(fastest.as_ref().map(speed), most, "{what}");
+    let of = |found: &Option<Found>, by: fn(&Plan) -> u64| found.as_ref().map(|f| by(&f.plan));
+    let largest = |by: fn(&Plan) -> u64| fits.iter().map(|f| by(&f.plan)).max();
+    let batch = |plan: &Plan| plan.recipe.micro_batch;
+    let sequence = |plan: &Plan| plan.recipe.seq_len;
+    assert_eq!(of(largest_micro_batch, batch), largest(batch), "{what}");
+    assert_eq!(of(longest_sequence, sequence), largest(sequence), "{what}");
+    assert_eq!(search.smallest(), most.map(|_| 0));
+    let fits = fits.len();
+    (answers, fits)
+}
+
 /// The search looks at few plans to the end and says what looking at all of them would.
 #[test]
 fn the_answers_are_those_of_looking_at_every_plan() {
@@ -110,36 +144,36 @@ fn the_answers_are_those_of_looking_at_every_plan() {
         let named = |name| Optimizer { name, ..Optimizer::default() };
         let fused = Optimizer { implementation: Some(OptimizerImpl::Fused), ..Optimizer::default() };
         space.optimizers = vec![Optimizer::default(), fused, named(OptimizerName::AdamW8bit)];
-        let all = all_found(&walked(&plan, space.clone()));
-        assert!(all.len() > 30, "{}", all.len());
-        let mut search = Search::of(&plan, space).unwrap();
-        while !search.advance(3000) {}
-        let Answers { front, fastest, largest_micro_batch, longest_sequence } = &search.answers()[0];
-        let beats = |a: &Found, b: &Found| {
-            let (fast, small) = (speed(a) >= speed(b), a.held() <= b.held());
-            fast && small && (speed(a) > speed(b) || a.held() < b.held())
-        };
-        let figures = |found: &[Found]| {
-            let mut figures: Vec<(u64, Bytes)> = found.iter().map(|f| (speed(f).to_bits(), f.held())).collect();
-            figures.sort_unstable();
-            figures.dedup();
-            figures
-        };
-        let unbeaten: Vec<Found> = all.iter().filter(|b| !all.iter().any(|a| beats(a, b))).cloned().collect();
-        assert_eq!(figures(front), figures(&unbeaten), "{mib}");
-        let fits: Vec<&Found> = all.iter().filter(|f| f.verdict.kind == VerdictKind::Fits).collect();
-        let most = fits.iter().map(|f| speed(f)).fold(None, |most: Option<f64>, s| Some(most.map_or(s, |m| m.max(s))));
-        assert_eq!(fastest.as_ref().map(speed), most);
-        let of = |found: &Option<Found>, by: fn(&Plan) -> u64| found.as_ref().map(|f| by(&f.plan));
-        let largest = |by: fn(&Plan) -> u64| fits.iter().map(|f| by(&f.plan)).max();
-        let batch = |plan: &Plan| plan.recipe.micro_batch;
-        let sequence = |plan: &Plan| plan.recipe.seq_len;
-        assert_eq!(of(largest_micro_batch, batch), largest(batch));
-        assert_eq!(of(longest_sequence, sequence), largest(sequence));
-        assert_eq!(search.smallest(), most.map(|_| 0));
-        for found in front {
+        let (answers, _) = held_against_all(&plan, space, &mib.to_string());
+        for found in answers.front {
             assert_eq!(found.plan.recipe.micro_batch * found.plan.recipe.grad_accum * found.plan.recipe.seq_len, 4096);
         }
+    }
+}
+
+/// The same over every kind of data parallelism: what a layout holds beside the allocator, how far its GPU may lag, and what
+/// its ranks learn from in a step are its own.
+#[test]
+fn the_answers_over_layouts_are_those_of_looking_at_every_plan() {
+    for (mib, gpu) in [(1000, None), (0, Some("RTX 4090"))] {
+        let mut plan = plan(mib, serde_json::json!({ "micro_batch": 8, "grad_accum": 1 }));
+        if let Some(name) = gpu {
+            plan.machine = serde_json::from_value(serde_json::json!({ "gpu": { "catalogue": name } })).unwrap();
+        }
+        let mut space = Space::of(&plan);
+        space.target = Target::Sequences(32);
+        space.micro_batches = vec![1, 4, 8];
+        space.checkpointing = vec![Checkpointing::None, Checkpointing::Full];
+        space.every_layout(4, plan.recipe.precision);
+        assert_eq!(space.layouts.len(), 6);
+        let (answers, fits) = held_against_all(&plan, space, "layouts");
+        assert!(fits > 0, "something fits");
+        for found in answers.front.iter().chain(&answers.fastest) {
+            let (recipe, ranks) = (&found.plan.recipe, found.plan.parallel.data_ranks());
+            assert_eq!((recipe.micro_batch * recipe.grad_accum * ranks, ranks), (32, 4), "the global batch stays");
+        }
+        // Nothing that waits on events is said to fit.
+        assert!(answers.fastest.iter().all(|found| !found.plan.parallel.data.waits_on_events()));
     }
 }
 

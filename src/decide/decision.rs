@@ -4,17 +4,17 @@ use core::cell::RefCell;
 
 use serde::{Deserialize, Serialize};
 
-use crate::bill::ProvenanceKind;
-use crate::bill::Tiers;
+use crate::bill::{Bill, Instant, ProvenanceKind};
 use crate::calibration::{Calibration, Fitted, Quantity};
+use crate::decide::advice::{self, Advice};
 use crate::decide::remedy::{RULES, Rule, Situation};
-use crate::decide::verdict::{Fact, Numbers, Reason, judge};
+use crate::decide::verdict::{Fact, Reason, judge};
 use crate::decide::{Caveat, PricedRemedy, TreeStep, Verdict, VerdictKind, tree};
 use crate::estimate::{self, Estimate, Note, Slices, read_model};
 use crate::issue::{Issue, IssueKind};
 use crate::machine::Hardware;
 use crate::model::Model;
-use crate::order::sort_short_by_key;
+use crate::order::{sort_short_by, sort_short_by_key};
 use crate::plan::{PLAN_VERSION, Plan};
 use crate::recipe::Precision;
 use crate::recipe::parallel::DataParallel;
@@ -37,6 +37,8 @@ pub struct Decision {
     pub remedies: Vec<PricedRemedy>,
     /// The rough speed; `None`: not known.
     pub throughput: Option<Throughput>,
+    /// What to run; `None`: not worked out, see [`advise`] and [`Deliberation::advise`].
+    pub advice: Option<Advice>,
 }
 
 impl Decision {
@@ -47,6 +49,9 @@ impl Decision {
         let all = self.tree.iter_mut().map(|step| &mut step.throughput);
         let all = all.chain(self.remedies.iter_mut().map(|remedy| &mut remedy.throughput));
         for speed in all.chain([&mut self.throughput]) {
+            *speed = speed.take().map(|speed| speed.calibrated(factor));
+        }
+        for speed in self.advised_throughputs() {
             *speed = speed.take().map(|speed| speed.calibrated(factor));
         }
         self
@@ -102,15 +107,15 @@ pub fn decide_with(plan: &Plan, walk: Walk<'_>) -> Result<Decision, Vec<Issue>> 
 }
 
 /// A plan with its walks on its hardware.
-struct Situated<'a> {
+pub(super) struct Situated<'a> {
     plan: &'a Plan,
-    hardware: Hardware,
-    runs: Runs,
-    verdict: Verdict,
+    pub(super) hardware: Hardware,
+    pub(super) runs: Runs,
+    pub(super) verdict: Verdict,
 }
 
 impl<'a> Situated<'a> {
-    fn of(plan: &'a Plan, walk: Walk<'_>) -> Result<Self, Vec<Issue>> {
+    pub(super) fn of(plan: &'a Plan, walk: Walk<'_>) -> Result<Self, Vec<Issue>> {
         let mut issues = document_issues(plan);
         let hardware = plan.hardware().map_err(|found| issues.extend(found)).ok();
         let runs = Runs::of(plan, walk).map_err(|found| issues.extend(found)).ok();
@@ -121,7 +126,7 @@ impl<'a> Situated<'a> {
         Ok(Self { plan, hardware, runs, verdict })
     }
 
-    fn throughput(&self) -> Option<Throughput> {
+    pub(super) fn throughput(&self) -> Option<Throughput> {
         let run = self.runs.dearest();
         let speed = throughput::rough(&work_of(&run.plan)?, &run.plan.recipe, &self.hardware)?;
         Some(match run.plan.fitted(Fitted::Efficiency) {
@@ -142,7 +147,7 @@ impl<'a> Situated<'a> {
         let Self { plan, runs, verdict, .. } = self;
         let estimate = runs.into_dearest();
         let tree = tree::steps(&plan.policy_in_force(), &estimate, &verdict, throughput.as_ref(), &remedies);
-        Decision { estimate, verdict, caveats, tree, remedies, throughput }
+        Decision { estimate, verdict, caveats, tree, remedies, throughput, advice: None }
     }
 }
 
@@ -154,9 +159,9 @@ pub(crate) fn work_of(plan: &Plan) -> Option<Work> {
 }
 
 /// One walk of a plan whose precision is known.
-struct Run {
+pub(super) struct Run {
     plan: Plan,
-    estimate: Estimate,
+    pub(super) estimate: Estimate,
 }
 
 impl Run {
@@ -166,7 +171,7 @@ impl Run {
 }
 
 /// The walks of a plan: one, or one per candidate where the precision is not known. The dearest first.
-struct Runs(Vec<Run>);
+pub(super) struct Runs(Vec<Run>);
 
 impl Runs {
     fn of(plan: &Plan, walk: Walk<'_>) -> Result<Self, Vec<Issue>> {
@@ -188,7 +193,7 @@ impl Runs {
         Ok(Self(runs))
     }
 
-    fn dearest(&self) -> &Run {
+    pub(super) fn dearest(&self) -> &Run {
         &self.0[0]
     }
 
@@ -222,48 +227,131 @@ impl Runs {
 
 /// Walks the plan once more for each remedy that applies. A plan that cannot be walked with the change is no remedy.
 fn price(now: &Situated<'_>, walk: Walk<'_>) -> Vec<PricedRemedy> {
-    // A remedy that searches walks some plans that are then priced.
-    let walked = RefCell::new(Vec::<(Plan, Result<Estimate, Vec<Issue>>)>::new());
-    let walk_once = |plan: &Plan| {
-        if let Some((_, known)) = walked.borrow().iter().find(|(of, _)| of == plan) {
-            return known.clone();
-        }
-        let result = walk(plan);
-        walked.borrow_mut().push((plan.clone(), result.clone()));
-        result
-    };
-    let tiers = &now.runs.dearest().estimate.tiers;
-    let one = |rule| price_one(rule, now.plan, &now.hardware, (tiers, now.verdict.numbers), &walk_once);
+    let walked = Known::default();
+    let walk_once = |plan: &Plan| walked.walk(plan, walk);
+    let before = Before::of(&now.runs.dearest().estimate, &now.verdict, now.throughput());
+    let one = |rule| price_one(rule, now.plan, &now.hardware, &before, &walk_once);
     in_order(RULES.iter().filter_map(one).collect())
 }
 
-fn price_one(
+/// Walks that are done: a remedy that searches walks some plans that are then priced.
+#[derive(Default)]
+struct Known(RefCell<Vec<Walked>>);
+
+type Walked = (Plan, Result<Estimate, Vec<Issue>>);
+
+impl Known {
+    fn walk(&self, plan: &Plan, walk: Walk<'_>) -> Result<Estimate, Vec<Issue>> {
+        if let Some((_, known)) = self.0.borrow().iter().find(|(of, _)| of == plan) {
+            return known.clone();
+        }
+        let result = walk(plan);
+        self.0.borrow_mut().push((plan.clone(), result.clone()));
+        result
+    }
+}
+
+/// Two ways to walk: one that need not go on where a plan is refuted, and a whole one.
+#[derive(Clone, Copy)]
+pub(super) struct Eyes<'a> {
+    pub(super) rough: Walk<'a>,
+    pub(super) whole: Walk<'a>,
+}
+
+/// What the walk alone says of `plan`, where that refutes it; none where the replay has to tell.
+fn refuted(plan: &Plan) -> Option<Estimate> {
+    let quick = estimate::quick(plan).ok()?;
+    let verdict = judge(&quick.tiers, &plan.hardware().ok()?, plan);
+    (verdict.kind == VerdictKind::DoesNotFit).then_some(quick)
+}
+
+/// What is recommended about `plan`, about which `decision` was made.
+#[must_use]
+pub fn advise(plan: &Plan, decision: &Decision) -> Advice {
+    let (rough, whole) = (Known::default(), Known::default());
+    let whole = |plan: &Plan| whole.walk(plan, &estimate::estimate);
+    let rough = |plan: &Plan| rough.walk(plan, &|plan| refuted(plan).map_or_else(|| whole(plan), Ok));
+    advise_by(plan, decision, Eyes { rough: &rough, whole: &whole })
+}
+
+/// [`advise`] with another way to walk a plan.
+#[must_use]
+pub fn advise_with(plan: &Plan, decision: &Decision, walk: Walk<'_>) -> Advice {
+    let known = Known::default();
+    let walk = |plan: &Plan| known.walk(plan, walk);
+    advise_by(plan, decision, Eyes { rough: &walk, whole: &walk })
+}
+
+fn advise_by(plan: &Plan, decision: &Decision, eyes: Eyes<'_>) -> Advice {
+    if let Some(outright) = advice::outright(&decision.verdict) {
+        return outright;
+    }
+    if decision.verdict.kind == VerdictKind::Fits {
+        return advice::faster(plan, eyes);
+    }
+    let mut ways = advice::Ways::default();
+    while let Some(route) = ways.route() {
+        ways.take(advice::travel(route, plan, eyes));
+    }
+    advice::advice(ways)
+}
+
+/// What a remedy is held against.
+pub(super) struct Before<'a> {
+    estimate: &'a Estimate,
+    verdict: &'a Verdict,
+    throughput: Option<Throughput>,
+}
+
+impl<'a> Before<'a> {
+    pub(super) const fn of(estimate: &'a Estimate, verdict: &'a Verdict, throughput: Option<Throughput>) -> Self {
+        Self { estimate, verdict, throughput }
+    }
+}
+
+pub(super) fn price_one(
     rule: &Rule,
     plan: &Plan,
     hardware: &Hardware,
-    (tiers, before): (&Tiers, Numbers),
+    before: &Before<'_>,
     walk: Walk<'_>,
 ) -> Option<PricedRemedy> {
     let verdict_of = |plan: &Plan| Situated::of(plan, walk).ok().map(|changed| changed.verdict.kind);
-    let plan = (rule.change)(&Situation { plan, hardware, tiers, verdict_of: &verdict_of })?;
+    let tiers = &before.estimate.tiers;
+    let situation = Situation { plan, hardware, tiers, verdict: before.verdict.kind, verdict_of: &verdict_of };
+    let plan = (rule.change)(&situation)?;
     let changed = Situated::of(&plan, walk).ok()?;
-    let after = changed.verdict.numbers;
+    let (now, after) = (before.verdict.numbers, changed.verdict.numbers);
+    let bill = &changed.runs.dearest().estimate.bill;
+    let at = |estimate: &Bill, instant| estimate.column(instant).parts.total();
+    let throughput = changed.throughput().filter(|_| rule.id.is_timed());
     Some(PricedRemedy {
         id: rule.id,
         effect: rule.effect,
         helps: rule.helps.to_vec(),
         peak_bytes: after.allocated,
-        saved_bytes: difference(before.allocated, after.allocated),
-        saved_process_bytes: before.process.zip(after.process).map(|(b, a)| difference(b, a)),
+        saved_bytes: difference(now.allocated, after.allocated),
+        saved_process_bytes: now.process.zip(after.process).map(|(b, a)| difference(b, a)),
+        saved_at: Instant::ALL.map(|instant| difference(at(&before.estimate.bill, instant), at(bill, instant))),
+        binding: bill.binding,
+        time: before
+            .throughput
+            .as_ref()
+            .zip(throughput.as_ref())
+            .map(|(now, then)| then.per_token() / now.per_token() - 1.0),
         verdict: changed.verdict.kind,
-        throughput: changed.throughput(),
+        throughput,
         plan: plan.clone(),
     })
 }
 
-/// Those that leave the training as it is first, then by what they achieve.
+/// As the articles have it (A7): those that leave the training as it is first, then what is stable, what is fast, what saves.
 fn in_order(mut priced: Vec<PricedRemedy>) -> Vec<PricedRemedy> {
-    sort_short_by_key(&mut priced, |r| (r.effect, r.verdict.rank(), -r.saved_bytes));
+    let time = |r: &PricedRemedy| r.time.filter(|_| r.verdict == VerdictKind::Fits).unwrap_or(f64::INFINITY);
+    sort_short_by(&mut priced, |a, b| {
+        let stable = (a.effect, a.verdict.rank()).cmp(&(b.effect, b.verdict.rank()));
+        stable.then(time(a).total_cmp(&time(b))).then(b.saved_bytes.cmp(&a.saved_bytes)).is_lt()
+    });
     priced
 }
 
@@ -275,13 +363,15 @@ pub struct Deliberation {
     /// The next remedy to price.
     next: usize,
     priced: Vec<PricedRemedy>,
+    ways: advice::Ways,
 }
 
 impl Deliberation {
     /// The decision about `plan`, not begun.
     #[must_use]
     pub fn of(plan: &Plan) -> Self {
-        Self { plan: plan.clone(), walks: Walks::default(), next: 0, priced: Vec::new() }
+        let (walks, ways) = (Walks::default(), advice::Ways::default());
+        Self { plan: plan.clone(), walks, next: 0, priced: Vec::new(), ways }
     }
 
     /// Goes on by a slice of at most `events` of a replay. The decision without its remedies, once it is reached; or
@@ -294,14 +384,30 @@ impl Deliberation {
     /// Goes on by such a slice to price the remedies of the `decision` that was reached. True once all are priced.
     pub fn price(&mut self, decision: &Decision, events: usize) -> bool {
         let (Some(rule), Ok(hardware)) = (RULES.get(self.next), self.plan.hardware()) else { return true };
-        let before = (&decision.estimate.tiers, decision.verdict.numbers);
+        let before = Before::of(&decision.estimate, &decision.verdict, decision.throughput.clone());
         let plan = &self.plan;
-        let priced = self.walks.attempt(events, |walk| price_one(rule, plan, &hardware, before, walk));
+        let priced = self.walks.attempt(events, |walk| price_one(rule, plan, &hardware, &before, walk));
         if let Some(priced) = priced {
             self.priced.extend(priced);
             self.next += 1;
         }
         self.next == RULES.len()
+    }
+
+    /// Goes on by such a slice to find what to recommend; the advice, once it is there.
+    pub fn advise(&mut self, decision: &Decision, events: usize) -> Option<Advice> {
+        if let Some(outright) = advice::outright(&decision.verdict) {
+            return Some(outright);
+        }
+        let plan = &self.plan;
+        if decision.verdict.kind == VerdictKind::Fits {
+            return self.walks.attempt_roughly(events, |eyes| advice::faster(plan, eyes));
+        }
+        let Some(route) = self.ways.route() else { return Some(advice::advice(core::mem::take(&mut self.ways))) };
+        if let Some(way) = self.walks.attempt_roughly(events, |eyes| advice::travel(route, plan, eyes)) {
+            self.ways.take(way);
+        }
+        None
     }
 
     /// The decision with the remedies priced so far.
@@ -322,13 +428,20 @@ impl Deliberation {
 /// Walks that are done, and the one in hand.
 #[derive(Debug, Default)]
 struct Walks {
-    done: Vec<(Plan, Result<Estimate, Vec<Issue>>)>,
+    done: Vec<Walked>,
+    /// What the walk alone says of plans that it refutes; none of the others.
+    refuted: Vec<(Plan, Option<Estimate>)>,
     in_hand: Option<Slices>,
 }
 
 impl Walks {
     /// What `made` comes to. `None`: a walk that it asks for is not done yet; a slice of that is what this call did.
     fn attempt<T>(&mut self, events: usize, made: impl FnOnce(Walk<'_>) -> T) -> Option<T> {
+        self.attempt_roughly(events, |eyes| made(eyes.whole))
+    }
+
+    /// The same for what need not go on where a plan is refuted.
+    fn attempt_roughly<T>(&mut self, events: usize, made: impl FnOnce(Eyes<'_>) -> T) -> Option<T> {
         if let Some(slices) = &mut self.in_hand {
             if let Some(result) = slices.advance(events).transpose() {
                 self.done.push((slices.plan().clone(), result));
@@ -337,17 +450,32 @@ impl Walks {
             return None;
         }
         let wanted = RefCell::new(None);
-        let made = made(&|plan| match self.done.iter().find(|(of, _)| of == plan) {
+        let whole = |plan: &Plan| match self.done.iter().find(|(of, _)| of == plan) {
             Some((_, known)) => known.clone(),
             None => {
-                wanted.borrow_mut().get_or_insert_with(|| plan.clone());
+                wanted.borrow_mut().get_or_insert_with(|| (plan.clone(), true));
                 Err(Vec::new())
             }
-        });
-        let Some(plan) = wanted.into_inner() else { return Some(made) };
-        match Slices::of(&plan) {
-            Ok(slices) => self.in_hand = Some(slices),
-            Err(issues) => self.done.push((plan, Err(issues))),
+        };
+        let rough = |plan: &Plan| match self.refuted.iter().find(|(of, _)| of == plan) {
+            Some((_, Some(known))) => Ok(known.clone()),
+            Some((_, None)) => whole(plan),
+            None => {
+                wanted.borrow_mut().get_or_insert_with(|| (plan.clone(), false));
+                Err(Vec::new())
+            }
+        };
+        let made = made(Eyes { rough: &rough, whole: &whole });
+        match wanted.into_inner() {
+            None => return Some(made),
+            Some((plan, false)) => {
+                let refuted = refuted(&plan);
+                self.refuted.push((plan, refuted));
+            }
+            Some((plan, true)) => match Slices::of(&plan) {
+                Ok(slices) => self.in_hand = Some(slices),
+                Err(issues) => self.done.push((plan, Err(issues))),
+            },
         }
         None
     }

@@ -8,7 +8,9 @@ use crate::machine::{CustomGpu, GpuChoice, Machine};
 use crate::model::ModelSource;
 use crate::plan::{Framework, PLAN_VERSION, Plan, Policy};
 use crate::recipe::parallel::{DataParallel, Ddp, DeepSpeed, Fsdp1};
-use crate::recipe::{Attention, Checkpointing, Lora, OptimizerImpl, Precision, QuantKind, Quantization, Recipe};
+use crate::recipe::{
+    Attention, Checkpointing, LigerKernel, Lora, OptimizerImpl, Precision, QuantKind, Quantization, Recipe,
+};
 use crate::units::{Bytes, GIB};
 
 fn gib(n: u64) -> Bytes {
@@ -308,24 +310,23 @@ fn remedies_are_priced_by_walking_again_and_ordered() {
     over.recipe.micro_batch = 2;
     let decision = decide_with(&over, &responsive).unwrap();
     assert_eq!(decision.verdict.kind, VerdictKind::DoesNotFit);
-    let found: Vec<_> = decision.remedies.iter().map(|r| (r.id, r.saved_bytes / (1 << 30), r.verdict)).collect();
+    let (help, rest): (Vec<_>, Vec<_>) =
+        decision.remedies.iter().partition(|r| r.saves() || r.verdict == VerdictKind::Fits);
+    let found: Vec<_> = help.iter().map(|r| (r.id, r.saved_bytes / (1 << 30), r.verdict)).collect();
     assert_eq!(
         found,
         [
             (RemedyId::Checkpointing, 10, VerdictKind::Fits),
             (RemedyId::SmallerMicroBatch, 6, VerdictKind::DoesNotFit),
             (RemedyId::FusedOptimizer, 2, VerdictKind::DoesNotFit),
-            (RemedyId::ExpandableSegments, 0, VerdictKind::DoesNotFit),
-            (RemedyId::OptimizerInBackward, 0, VerdictKind::DoesNotFit),
-            (RemedyId::PagedOptimizer, 0, VerdictKind::DoesNotFit),
             (RemedyId::Qlora, 11, VerdictKind::Fits),
             (RemedyId::Lora, 8, VerdictKind::Tight),
             (RemedyId::PureBf16, 6, VerdictKind::DoesNotFit),
-            (RemedyId::EightBitOptimizer, 0, VerdictKind::DoesNotFit),
-            (RemedyId::ShorterSequence, 0, VerdictKind::DoesNotFit),
             (RemedyId::LargerGpu, 0, VerdictKind::Fits),
         ]
     );
+    assert!(rest.iter().all(|r| r.saved_bytes == 0 && r.saved_at == [0; 4]), "what does nothing says nothing");
+    assert_eq!(help[0].saved_at, [10 << 30; 4], "the made-up walk is the same at every instant");
     let smaller = decision.remedies.iter().find(|r| r.id == RemedyId::SmallerMicroBatch).unwrap();
     assert_eq!((smaller.plan.recipe.micro_batch, smaller.plan.recipe.grad_accum), (1, 2), "the same tokens");
     let ids = |question| -> Vec<_> {
@@ -336,6 +337,58 @@ fn remedies_are_priced_by_walking_again_and_ordered() {
         ids(Question::Activations),
         [RemedyId::Checkpointing, RemedyId::SmallerMicroBatch, RemedyId::PureBf16, RemedyId::LargerGpu]
     );
+}
+
+fn advised(plan: &Plan, walk: Walk<'_>) -> (Decision, Advice) {
+    let decision = decide_with(plan, walk).unwrap();
+    let advice = advise_with(plan, &decision, walk);
+    (decision, advice)
+}
+
+fn ids(way: &Way) -> Vec<RemedyId> {
+    way.steps.iter().map(|step| step.id).collect()
+}
+
+#[test]
+fn the_training_stays_as_it_is_where_that_is_enough() {
+    let mut over = plan(20);
+    over.recipe.micro_batch = 2;
+    let (decision, advice) = advised(&over, &responsive);
+    assert_eq!(advice.outcome, Outcome::Change);
+    assert_eq!(advice.ways[0].effect, Effect::SameTraining);
+    assert_eq!(ids(&advice.ways[0]), [RemedyId::Checkpointing], "nothing that is not needed");
+    assert!(advice.ways.len() > 1 && advice.ways.iter().all(|way| way.verdict.kind == VerdictKind::Fits));
+    let why = |id| advice.declined(decision.remedies.iter().find(|r| r.id == id).unwrap());
+    assert_eq!(why(RemedyId::Checkpointing), None, "it is what is recommended");
+    assert_eq!(why(RemedyId::FusedOptimizer), Some(Declined::NotEnough));
+    assert_eq!(why(RemedyId::ExpandableSegments), Some(Declined::SavesNothing));
+    assert_eq!(why(RemedyId::Qlora), Some(Declined::ChangesTraining));
+    assert_eq!(why(RemedyId::LargerGpu), Some(Declined::OtherHardware));
+}
+
+#[test]
+fn the_training_changes_where_it_must_and_hardware_where_nothing_else_does() {
+    // 12 rigid, and the least of the rest is 1.
+    let (_, advice) = advised(&plan(14), &responsive);
+    assert_eq!((advice.outcome, advice.ways[0].effect), (Outcome::Change, Effect::ChangesTraining));
+    assert_eq!(ids(&advice.ways[0])[0], RemedyId::PureBf16, "the least that is changed");
+    let (_, advice) = advised(&plan(2), &responsive);
+    assert_eq!(advice.ways.iter().map(|way| ids(way)[0]).collect::<Vec<_>>(), [RemedyId::LargerGpu]);
+    assert_eq!(advice.outcome, Outcome::Change);
+}
+
+#[test]
+fn what_fits_stays_and_what_is_not_known_is_asked_for() {
+    let (decision, advice) = advised(&plan(80), &responsive);
+    assert_eq!((advice.outcome, &advice.ways[..]), (Outcome::Keep, &[][..]));
+    assert!(decision.remedies.iter().filter(|r| r.saves()).all(|r| advice.declined(r).is_none()));
+    let mut no_gpu = plan(30);
+    no_gpu.machine = Machine::default();
+    assert_eq!(advised(&no_gpu, &responsive).1.outcome, Outcome::Find(Fact::Gpu));
+    // A GPU whose memory nothing exceeds is none that is sold.
+    let huge = |plan: &Plan| responsive(plan).map(|_| estimate([4000, 0, 0, 0, 0], Some(4000)));
+    let (_, nothing) = advised(&plan(24), &huge);
+    assert_eq!((nothing.outcome, nothing.ways.len()), (Outcome::Nothing, 0));
 }
 
 #[test]
@@ -359,6 +412,7 @@ fn a_remedy_in_place_is_not_offered_again() {
         ..crate::recipe::Optimizer::default()
     };
     done.recipe.attention = Some(Attention::Sdpa);
+    done.recipe.liger = LigerKernel::DEFAULT.into();
     done.recipe.precision = Some(Precision::PureBf16);
     done.recipe.seq_len = 200;
     done.recipe.lora = Some(Lora::new(16, vec!["q_proj".into()]));
@@ -367,7 +421,9 @@ fn a_remedy_in_place_is_not_offered_again() {
     done.framework.alloc_conf = Some("expandable_segments:True".into());
     let decision = decide_with(&done, &responsive).unwrap();
     let ids: Vec<_> = decision.remedies.iter().map(|r| r.id).collect();
-    assert_eq!(ids, [RemedyId::NoCheckpointing, RemedyId::LargerGpu]);
+    let further = [RemedyId::OffloadActivations, RemedyId::NoCheckpointing];
+    let hardware = [RemedyId::TensorParallel, RemedyId::MoreGpus, RemedyId::LargerGpu];
+    assert_eq!(ids, [&further[..], &hardware].concat());
 }
 
 #[test]

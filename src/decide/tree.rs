@@ -110,7 +110,7 @@ pub(super) fn steps(
         .map(|question| {
             let helps = |r: &PricedRemedy| {
                 let useful = match question {
-                    Question::Throughput => is_faster(r, throughput),
+                    Question::Throughput => is_faster(r),
                     _ => r.saves() || r.verdict.rank() < verdict.kind.rank(),
                 };
                 useful && r.helps.contains(&question)
@@ -241,10 +241,9 @@ impl Facts {
     }
 }
 
-/// Whether a remedy fits and shortens even the longest step that is expected.
-fn is_faster(remedy: &PricedRemedy, now: Option<&Throughput>) -> bool {
-    let shorter = |a: &Throughput, b: &Throughput| a.tokens_per_second.low > b.tokens_per_second.low;
-    remedy.verdict == VerdictKind::Fits && remedy.throughput.as_ref().zip(now).is_some_and(|(a, b)| shorter(a, b))
+/// Whether a remedy fits and shortens the step by more than can be said in whole percents.
+fn is_faster(remedy: &PricedRemedy) -> bool {
+    remedy.verdict == VerdictKind::Fits && remedy.time.is_some_and(|time| time < -0.005)
 }
 
 /// `part ÷ whole`; `None` when there is no whole.

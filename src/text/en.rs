@@ -11,6 +11,7 @@ use crate::estimate::Note;
 use crate::issue::IssueKind;
 use crate::machine::GpuChoice;
 use crate::measure::{EvalReading, ImportError, ReadingName, StepReading, TierName, Which};
+use crate::recipe::parallel::{DataParallel, DeepSpeed, Parallel};
 use crate::recipe::{Attention, Checkpointing, Loss, Method, OptimizerImpl, OptimizerName, Precision, SdpaBackend};
 use crate::rule_of_thumb::HELD;
 use crate::step::log::Phase;
@@ -473,17 +474,37 @@ impl Catalogue for English {
         let recipe = &remedy.plan.recipe;
         match remedy.id {
             RemedyId::FusedOptimizer => format!("{} fused", self.optimizer(recipe.optimizer.name)),
+            RemedyId::ForloopOptimizer => format!("{} for-loop", self.optimizer(recipe.optimizer.name)),
             RemedyId::SdpaAttention => "SDPA attention".into(),
             RemedyId::Checkpointing => "Activation checkpointing".into(),
-            RemedyId::SmallerMicroBatch => {
+            RemedyId::SelectiveCheckpointing => "Selective checkpointing".into(),
+            RemedyId::HalfCheckpointing => "Every other layer checkpointed".into(),
+            RemedyId::OffloadActivations => "Activations in host memory".into(),
+            RemedyId::FusedLoss => "Liger’s fused loss".into(),
+            RemedyId::LigerKernels => "Liger’s kernels".into(),
+            RemedyId::ChunkedLoss => "Loss in 8 pieces".into(),
+            RemedyId::GradientBuckets => "Gradients as bucket views".into(),
+            RemedyId::ShardMore => sharding(&remedy.plan.parallel).into(),
+            RemedyId::SequenceParallel => "Sequence parallel".into(),
+            RemedyId::TensorParallel => format!("Tensor parallel over {} GPUs", remedy.plan.parallel.tensor.size),
+            RemedyId::MoreGpus => {
+                format!("{} GPUs, {}", grouped(remedy.plan.parallel.world_size), sharding(&remedy.plan.parallel))
+            }
+            RemedyId::FreezeEmbedding => "Input embedding frozen".into(),
+            RemedyId::NarrowAverage => "Averaged copy in BF16".into(),
+            RemedyId::Float8 => "FP8 products".into(),
+            RemedyId::SmallerMicroBatch | RemedyId::LargerMicroBatch => {
                 format!("Micro-batch {}, accumulation {}", grouped(recipe.micro_batch), grouped(recipe.grad_accum))
             }
             RemedyId::FreeGradients => "Free gradients each step".into(),
             RemedyId::DropOutputs => "Drop the model’s outputs".into(),
             RemedyId::OptimizerInBackward => "Optimizer in backward".into(),
-            RemedyId::PagedOptimizer => self.optimizer(recipe.optimizer.name).into(),
             RemedyId::PrecomputeReference => "Reference’s scores before training".into(),
-            RemedyId::EightBitOptimizer => self.optimizer(recipe.optimizer.name).into(),
+            RemedyId::EightBitOptimizer
+            | RemedyId::PagedOptimizer
+            | RemedyId::PagedEightBit
+            | RemedyId::Adafactor
+            | RemedyId::LionEightBit => self.optimizer(recipe.optimizer.name).into(),
             RemedyId::NoCheckpointing => "Checkpointing off".into(),
             RemedyId::PureBf16 => "Pure BF16".into(),
             RemedyId::Lora => "LoRA, rank 16".into(),
@@ -504,7 +525,19 @@ impl Catalogue for English {
         match remedy.id {
             RemedyId::FusedOptimizer => "Same training, no temporaries at the step",
             RemedyId::SdpaAttention => "Same training, no tensors of sequence squared",
+            RemedyId::ForloopOptimizer => "Same training, temporaries of one tensor, smaller kernels",
             RemedyId::Checkpointing => "Same training, runs every layer’s forward twice",
+            RemedyId::SelectiveCheckpointing => "Same training, keeps products and attention, runs the rest twice",
+            RemedyId::HalfCheckpointing => "Same training, runs half of the layers’ forward twice",
+            RemedyId::OffloadActivations => "Same training, copies to the host and back",
+            RemedyId::FusedLoss => "Same training, logits are never whole",
+            RemedyId::LigerKernels => "Same training, fused norms, embeddings, MLPs and loss",
+            RemedyId::ChunkedLoss => "Same training, one piece’s logits at a time, the head runs twice",
+            RemedyId::GradientBuckets => "Same training, no copies of gradients beside DDP’s buckets",
+            RemedyId::ShardMore => "Same training, more communication",
+            RemedyId::SequenceParallel => "Same training, norms and residuals split over the ranks",
+            RemedyId::TensorParallel => "Same batch, each GPU holds its share of every matrix",
+            RemedyId::MoreGpus => "Same job, each GPU holds its share of weights, gradients and states",
             RemedyId::SmallerMicroBatch => "Same tokens per step, smaller kernels",
             RemedyId::FreeGradients => "zero_grad(set_to_none=True), PyTorch’s default",
             RemedyId::DropOutputs => "Same training, logits are freed before backward ends",
@@ -514,6 +547,15 @@ impl Catalogue for English {
             RemedyId::PagedOptimizer => "Same training, slower where states find no room and move to the host",
             RemedyId::PrecomputeReference => "Same training, no second model in the steps",
             RemedyId::EightBitOptimizer => "Changes the numerics: states of one byte per element",
+            RemedyId::PagedEightBit => {
+                "Changes the numerics: states of one byte, moved to the host where they find no room"
+            }
+            RemedyId::Adafactor => "Changes the training: another optimizer, without a first moment",
+            RemedyId::LionEightBit => "Changes the training: another optimizer, one state of one byte",
+            RemedyId::FreezeEmbedding => "Changes the training: token vectors stay as they are",
+            RemedyId::NarrowAverage => "Changes the numerics of the average alone",
+            RemedyId::Float8 => "Changes the numerics: products of linear layers in FP8",
+            RemedyId::LargerMicroBatch => "Same tokens per step, larger kernels",
             RemedyId::NoCheckpointing => "Same training, faster: no second forward",
             RemedyId::PureBf16 => "Changes the training: weights and states lose precision",
             RemedyId::Lora => "Changes the training: adapters on every linear layer, the weights freeze",
@@ -1023,6 +1065,23 @@ impl Catalogue for English {
 impl English {
     fn list_or(&self, items: &[&str]) -> String {
         joined(items, "or")
+    }
+}
+
+/// How data-parallel ranks share the job.
+const fn sharding(parallel: &Parallel) -> &'static str {
+    match &parallel.data {
+        DataParallel::None => "one GPU",
+        DataParallel::Ddp(_) => "DDP",
+        DataParallel::Fsdp1(_) => "FSDP1",
+        DataParallel::Fsdp2(_) => "FSDP2",
+        DataParallel::DeepSpeed(DeepSpeed { stage, .. }) => match stage {
+            0 => "DeepSpeed",
+            1 => "ZeRO-1",
+            2 => "ZeRO-2",
+            _ => "ZeRO-3",
+        },
+        DataParallel::Megatron(_) => "Distributed optimizer",
     }
 }
 

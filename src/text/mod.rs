@@ -4,6 +4,7 @@
 //! engine's own enums, so a translation that is missing does not compile, and a new variant in the engine stops every
 //! language until it has words. Numbers are formatted by [`crate::units`]; the catalogue puts them into sentences.
 
+mod advice;
 mod en;
 mod picks;
 mod reconcile;
@@ -16,6 +17,7 @@ mod words;
 
 use std::borrow::Cow;
 
+pub use advice::{AdviceCatalogue, Advised, Searched};
 pub use picks::PickCatalogue;
 pub use reconcile::ReconcileCatalogue;
 pub use recording::{RecordingCatalogue, Said};

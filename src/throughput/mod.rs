@@ -105,6 +105,13 @@ pub struct Budget {
 }
 
 impl Throughput {
+    /// The most likely seconds of one token, of all ranks.
+    #[must_use]
+    #[expect(clippy::cast_precision_loss, reason = "a time is no exact figure")]
+    pub fn per_token(&self) -> f64 {
+        self.likely_seconds.0 / (self.tokens_per_step.max(1) as f64)
+    }
+
     /// What `tokens` take, at full speed throughout.
     #[must_use]
     #[expect(clippy::cast_precision_loss, reason = "a time is no exact figure")]

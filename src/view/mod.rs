@@ -3,6 +3,7 @@
 //! Nothing here knows a browser, so all of it is tested natively. State changes in one place, [`State::reduce`];
 //! everything else on screen is derived from the state.
 
+pub mod advice;
 pub mod answer;
 pub mod bill;
 mod draft;

@@ -1,7 +1,7 @@
 //! Rows of remedies: what to change, what it saves, how it then stands.
 
-use crate::decide::{Decision, Effect, RemedyId, Status, VerdictKind};
-use crate::text::Catalogue;
+use crate::decide::{Decision, Effect, PricedRemedy, RemedyId, Status, VerdictKind};
+use crate::text::{Catalogue, Locale};
 use crate::units::Bytes;
 use crate::view::answer::status;
 use crate::view::number::{gib, signed_gib};
@@ -56,7 +56,7 @@ fn row(decision: &Decision, index: usize, quoted: Quoted, text: &dyn Catalogue) 
     Some(RemedyRow {
         id: remedy.id,
         name: text.remedy(remedy),
-        note: text.remedy_note(remedy).into(),
+        note: note(remedy, text),
         summary: format!("{}; {}", text.verdict(remedy.verdict), text.effect(remedy.effect)),
         peak: gib(peak),
         exact: peak,
@@ -68,6 +68,15 @@ fn row(decision: &Decision, index: usize, quoted: Quoted, text: &dyn Catalogue) 
         then: status(remedy.verdict),
         then_word: text.verdict(remedy.verdict).to_ascii_lowercase(),
     })
+}
+
+/// What it does, and what that costs.
+fn note(remedy: &PricedRemedy, text: &dyn Catalogue) -> String {
+    let note = text.remedy_note(remedy);
+    match remedy.time {
+        None => note.into(),
+        time => format!("{note}; {}", Locale::En.advice().time(time)),
+    }
 }
 
 /// The rows at `positions` in the decision's list.

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use crate::bill::{Instant, Part};
-use crate::decide::{self, Decision, Deliberation, RemedyId};
+use crate::decide::{self, Advice, Decision, Deliberation, RemedyId};
 use crate::issue::Issue;
 use crate::measure::{self, ImportError, Imported, Measurement, Options, Unit};
 use crate::model::ModelSource;
@@ -59,6 +59,8 @@ pub struct Outcome {
     pub shown: Option<Shown>,
     /// The last answer whose remedies are priced; until the answer shown is, these are the remedies of a moment ago.
     pub priced: Option<Shown>,
+    /// The last answer of which it is worked out what to recommend; as with the prices.
+    pub advised: Option<Shown>,
     /// What is still to be done for the answer shown; none where that is complete.
     pub work: Option<Work>,
     /// Whether the answer shown has just been made and no work has been done for it yet: what stands beside the inputs
@@ -99,10 +101,19 @@ struct Ahead {
     deliberation: Deliberation,
     /// The refined decision, once it is there and not taken.
     refined: Option<Result<Decision, Vec<Issue>>>,
+    /// Whether the remedies' prices were taken: then it is what to recommend that is worked out.
+    priced: bool,
+    advice: Option<Advice>,
 }
 
 impl Ahead {
     fn advance(&mut self, shown: &Decision, events: usize) -> bool {
+        if self.priced {
+            if self.advice.is_none() {
+                self.advice = self.deliberation.advise(shown, events);
+            }
+            return self.advice.is_some();
+        }
         if !shown.awaits_replay() {
             return self.deliberation.price(shown, events);
         }
@@ -203,6 +214,8 @@ pub enum Panel {
     Answer,
     /// The inputs that most people leave as they are.
     More,
+    /// What each remedy saves, costs and needs.
+    Remedies,
 }
 
 /// The colours.
@@ -332,12 +345,15 @@ pub enum Action {
     InUseKnown(bool),
     /// Took the policy back to its defaults.
     ResetPolicy,
-    /// Took what was worked out for the answer shown: first the allocator's replay, then the remedies' prices.
+    /// Took what was worked out for the answer shown: first the allocator's replay, then the remedies' prices, then what to
+    /// recommend.
     Work,
     /// Let the whole page follow the answer shown, although its replay is not done yet.
     Follow,
     /// Tried a remedy, under this name.
     Try(RemedyId, String),
+    /// Took the way of the advice that has this name.
+    TakeWay(String),
     /// Undid the last one.
     Undo,
     /// Opened or closed a cell of the bill.
@@ -482,6 +498,7 @@ impl State {
             Action::Work => self.work(),
             Action::Follow => self.outcome.fresh = false,
             Action::Try(id, remedy) => self.try_remedy(id, remedy),
+            Action::TakeWay(name) => self.take_way(name),
             Action::Undo => {
                 if let Some(undo) = self.undo.pop() {
                     self.edit(|draft| *draft = undo.before);
@@ -562,7 +579,7 @@ impl State {
     /// Whether the remedies on screen are of an earlier answer, or the answer itself is being refined.
     #[must_use]
     pub fn is_unpriced(&self) -> bool {
-        self.outcome.work.is_some()
+        self.outcome.work.is_some() && self.outcome.priced != self.outcome.shown
     }
 
     /// Whether the answer is for earlier inputs than those in the fields.
@@ -595,7 +612,7 @@ impl State {
         let (plan, mut issues) = self.draft.read();
         match decide::quick(&plan) {
             Ok(decision) if issues.is_empty() => {
-                let ahead = Ahead { deliberation: Deliberation::of(&plan), refined: None };
+                let ahead = Ahead { deliberation: Deliberation::of(&plan), refined: None, priced: false, advice: None };
                 self.outcome.work = Some(Work(Rc::new(RefCell::new(ahead))));
                 self.outcome.shown = Some(Shown::new(plan, decision));
             }
@@ -625,10 +642,18 @@ impl State {
                 outcome.work = None;
             }
             None => {
-                let decision = work.deliberation.with_remedies(shown.decision().clone());
+                let advised = core::mem::replace(&mut work.priced, true);
+                let decision = if advised {
+                    Decision { advice: work.advice.take(), ..shown.decision().clone() }
+                } else {
+                    work.deliberation.with_remedies(shown.decision().clone())
+                };
                 outcome.shown = Some(Shown::new(shown.plan().clone(), decision));
-                outcome.priced = outcome.shown.clone();
-                outcome.work = None;
+                outcome.priced.clone_from(&outcome.shown);
+                if advised {
+                    outcome.advised.clone_from(&outcome.shown);
+                    outcome.work = None;
+                }
             }
         }
     }
@@ -639,11 +664,26 @@ impl State {
         }
         let remedies = self.outcome.priced.iter().flat_map(|priced| &priced.decision().remedies);
         let Some(plan) = remedies.into_iter().find(|r| r.id == id).map(|r| r.plan.clone()) else { return };
+        self.try_plan(&plan, remedy);
+    }
+
+    fn take_way(&mut self, name: String) {
+        while self.outcome.work.is_some() {
+            self.work();
+        }
+        let ways = self.outcome.advised.iter().filter_map(|shown| shown.decision().advice.as_ref());
+        let mut ways = ways.flat_map(|advice| &advice.ways);
+        if let Some(plan) = ways.find(|way| Locale::En.advice().way(way) == name).map(|way| way.plan.clone()) {
+            self.try_plan(&plan, name);
+        }
+    }
+
+    fn try_plan(&mut self, plan: &Plan, remedy: String) {
         if self.undo.len() == MAX_UNDO {
             self.undo.remove(0);
         }
         self.undo.push(Undo { before: self.draft.clone(), remedy });
-        self.edit(|draft| *draft = Draft::of(&plan));
+        self.edit(|draft| *draft = Draft::of(plan));
     }
 
     fn read_measurement(&mut self, text: String, unit: Option<Unit>) {

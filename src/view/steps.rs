@@ -40,6 +40,8 @@ pub struct Step {
     pub quoted: Quoted,
     /// What helps.
     pub remedies: Vec<RemedyRow>,
+    /// What helps too, where that is much.
+    pub more_remedies: Vec<RemedyRow>,
     /// The thresholds that can be changed here.
     pub thresholds: &'static [Field],
     /// Label of the explanation.
@@ -97,6 +99,8 @@ fn one(policy: &Policy, decision: &Decision, priced: Option<&Decision>, step: &T
         Question::Rigid | Question::Activations => Quoted::Allocated,
         Question::Margin | Question::Throughput => Quoted::Process,
     };
+    let remedies = helping.zip(priced).map(|(helping, priced)| rows(priced, &helping.remedies, quoted, text));
+    let (remedies, more_remedies) = folded(remedies.unwrap_or_default());
     Step {
         question,
         section,
@@ -110,15 +114,27 @@ fn one(policy: &Policy, decision: &Decision, priced: Option<&Decision>, step: &T
         fact: said.fact,
         gauge: said.gauge,
         notes: said.notes,
-        remedies: helping
-            .zip(priced)
-            .map(|(helping, priced)| rows(priced, &helping.remedies, quoted, text))
-            .unwrap_or_default(),
+        remedies,
+        more_remedies,
         quoted,
         thresholds,
         why_title: text.question_why_title(question),
         why: text.question_why(question),
     }
+}
+
+/// How many remedies a step shows at first.
+const SHOWN: usize = 6;
+
+/// What is shown at first: all that make it fit, and as many of the others, in their order.
+fn folded(rows: Vec<RemedyRow>) -> (Vec<RemedyRow>, Vec<RemedyRow>) {
+    let fits = rows.iter().filter(|row| row.then == Status::Pass).count();
+    let mut others = SHOWN.saturating_sub(fits);
+    rows.into_iter().partition(|row| {
+        let shown = row.then == Status::Pass || others > 0;
+        others -= usize::from(shown && row.then != Status::Pass);
+        shown
+    })
 }
 
 /// What a step says beside its question.

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use vram_budget::decide::search::{Answers, Found, Search, Space, Target, halve};
 use vram_budget::plan::Plan;
 use vram_budget::recipe::{Checkpointing, Optimizer, OptimizerName};
-use vram_budget::text::{Catalogue, Locale};
+use vram_budget::text::{Advised, Catalogue, Locale, Searched};
 
 use crate::exit::Rejected;
 use crate::plan_args::{self, PlanArgs};
@@ -124,7 +124,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 
 fn name_of(machine: &vram_budget::machine::Machine) -> String {
     let hardware = machine.resolve().ok();
-    hardware.and_then(|hardware| hardware.name).unwrap_or_else(|| "no GPU".into())
+    hardware.and_then(|hardware| hardware.name).unwrap_or_else(|| Locale::En.advice().searched(&Searched::NoGpu))
 }
 
 fn document(found: &Found) -> Value {
@@ -140,38 +140,41 @@ fn document(found: &Found) -> Value {
 }
 
 fn print(search: &Search, machines: &[String], halved: &[Found], out: &mut dyn Write) -> io::Result<()> {
-    let text = Locale::En.text();
+    let (text, words) = (Locale::En.text(), Locale::En.advice());
     let progress = search.progress();
-    writeln!(out, "{} plans walked, {} of them replayed", progress.plans, progress.replayed)?;
-    for (machine, answers) in machines.iter().zip(search.answers()) {
-        writeln!(out, "\n{machine}: the plans that no other beats in both memory and speed")?;
+    let looked = Searched::Looked { plans: progress.plans, replayed: progress.replayed };
+    writeln!(out, "{}", words.searched(&looked))?;
+    for (gpu, answers) in machines.iter().zip(search.answers()) {
+        writeln!(out, "\n{}", words.searched(&Searched::Front { gpu }))?;
         for found in &answers.front {
             line(text, found, out)?;
         }
         for (what, found) in [
-            ("fastest that fits", &answers.fastest),
-            ("largest micro-batch that fits", &answers.largest_micro_batch),
-            ("longest sequence that fits", &answers.longest_sequence),
+            (Searched::Fastest, &answers.fastest),
+            (Searched::LargestMicroBatch, &answers.largest_micro_batch),
+            (Searched::LongestSequence, &answers.longest_sequence),
         ] {
-            writeln!(out, "{what}{}", if found.is_some() { "" } else { ": none" })?;
+            let none = if found.is_some() { String::new() } else { words.searched(&Searched::None) };
+            writeln!(out, "{}{none}", words.searched(&what))?;
             if let Some(found) = found {
                 line(text, found, out)?;
             }
         }
     }
     if machines.len() > 1 {
-        let smallest = search.smallest().map_or("none", |at| &machines[at]);
-        writeln!(out, "\nsmallest GPU that does it: {smallest}")?;
+        let gpu = search.smallest().map(|at| &*machines[at]);
+        writeln!(out, "\n{}", words.searched(&Searched::SmallestGpu { gpu }))?;
     }
-    writeln!(out, "\nthe plan as it is, its micro-batch halved until it fits")?;
-    halved.iter().try_for_each(|found| line(text, found, out))
+    writeln!(out, "\n{}", words.searched(&Searched::Halved))?;
+    halved.iter().try_for_each(|found| line(text, found, out))?;
+    writeln!(out, "\n{}\n{}", words.advised(Advised::MicroBatch), words.advised(Advised::DataLoader))
 }
 
 /// A plan as one line: what it holds, how fast it is, what varies, the verdict.
 fn line(text: &dyn Catalogue, found: &Found, out: &mut dyn Write) -> io::Result<()> {
     let recipe = &found.plan.recipe;
     let speed = found.throughput.as_ref().map_or_else(
-        || "speed not known".into(),
+        || Locale::En.advice().searched(&Searched::SpeedNotKnown),
         |t| format!("{:.0}–{:.0} tokens/s", t.tokens_per_second.low, t.tokens_per_second.high),
     );
     let parallel = &found.plan.parallel;

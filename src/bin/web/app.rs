@@ -7,6 +7,7 @@ use vram_budget::view::answer::Answer;
 use vram_budget::view::{Action, State};
 use yew::prelude::*;
 
+use crate::advice::advice_section;
 use crate::answer::{answer_panel, definitions};
 use crate::bill::bill_section;
 use crate::frame::{Live, drop_hint, foot, head, notice_bar, problems, steps_nav};
@@ -93,6 +94,7 @@ fn Walk(props: &Drawn) -> Html {
     html! {
         <>
             { step_sections(store, &steps(store)) }
+            if store.0.outcome.priced.is_some() { { advice_section(store) } }
             { bill_section(store) }
             { timeline_section(store) }
             { measured_section(store) }

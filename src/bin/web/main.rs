@@ -1,6 +1,7 @@
 //! The page: thin components over [`vram_budget::view`], which holds its state and decides what is shown.
 #![cfg_attr(not(target_arch = "wasm32"), allow(dead_code))]
 
+mod advice;
 mod answer;
 mod app;
 mod bill;

@@ -1,7 +1,7 @@
 //! The four steps of the walk.
 
 use vram_budget::decide::{Decision, Question};
-use vram_budget::text::{Catalogue, Label};
+use vram_budget::text::{Advised, Catalogue, Label, Locale};
 use vram_budget::view::remedy::{Quoted, RemedyRow};
 use vram_budget::view::steps::{self, Gauge, Step};
 use vram_budget::view::{Action, Field, Shown};
@@ -44,7 +44,13 @@ fn section(store: &Handle, step: &Step) -> Html {
                 if let Some(gauge) = &step.gauge { { gauge_picture(gauge) } }
                 { for step.notes.iter().map(|note| html! { <p class="note">{ note.clone() }</p> }) }
                 if step.question == Question::Rigid { { adapters_form(store) } }
-                if !step.remedies.is_empty() { { remedies(store, step, text) } }
+                if !step.remedies.is_empty() { { remedies(store, step, &step.remedies, text) } }
+                if !step.more_remedies.is_empty() {
+                    <details class="note">
+                        <summary>{ Locale::En.advice().advised(Advised::MoreRemedies) }</summary>
+                        { remedies(store, step, &step.more_remedies, text) }
+                    </details>
+                }
                 <details class="note">
                     <summary>{ step.why_title }</summary>
                     <p>{ step.why }</p>
@@ -90,7 +96,7 @@ fn gauge_picture(gauge: &Gauge) -> Html {
 }
 
 /// The remedies of a step, each with its price.
-fn remedies(store: &Handle, step: &Step, text: &dyn Catalogue) -> Html {
+fn remedies(store: &Handle, step: &Step, rows: &[RemedyRow], text: &dyn Catalogue) -> Html {
     let peak = match step.quoted {
         Quoted::Allocated => Label::PeakGib,
         Quoted::Process => Label::ProcessGib,
@@ -121,7 +127,7 @@ fn remedies(store: &Handle, step: &Step, text: &dyn Catalogue) -> Html {
                     <th scope="col" role="columnheader"><span class="hide">{ text.label(Label::TryIt) }</span></th>
                 </tr>
             </thead>
-            <tbody role="rowgroup">{ for step.remedies.iter().map(row) }</tbody>
+            <tbody role="rowgroup">{ for rows.iter().map(row) }</tbody>
         </table>
     }
 }

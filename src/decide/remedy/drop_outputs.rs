@@ -12,10 +12,8 @@ pub(super) const RULE: Rule = Rule {
 };
 
 fn change(situation: &Situation<'_>) -> Option<Plan> {
-    situation.plan.recipe.keep_outputs.then(|| {
-        let mut plan = situation.plan.clone();
-        plan.recipe.keep_outputs = false;
-        plan.recipe.keep_variables = false;
-        plan
+    let recipe = &situation.plan.recipe;
+    situation.with(recipe.keep_outputs || recipe.keep_variables, |plan| {
+        (plan.recipe.keep_outputs, plan.recipe.keep_variables) = (false, false);
     })
 }

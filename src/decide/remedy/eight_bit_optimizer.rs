@@ -4,7 +4,7 @@
 use super::{Effect, RemedyId, Rule, Situation};
 use crate::decide::Question;
 use crate::plan::Plan;
-use crate::recipe::{Optimizer, OptimizerName};
+use crate::recipe::OptimizerName;
 
 pub(super) const RULE: Rule = Rule {
     id: RemedyId::EightBitOptimizer,
@@ -14,11 +14,5 @@ pub(super) const RULE: Rule = Rule {
 };
 
 fn change(situation: &Situation<'_>) -> Option<Plan> {
-    let optimizer = situation.plan.recipe.optimizer;
-    matches!(optimizer.name, OptimizerName::AdamW | OptimizerName::Adam).then(|| {
-        let mut plan = situation.plan.clone();
-        plan.recipe.optimizer =
-            Optimizer { name: OptimizerName::AdamW8bit, in_backward: optimizer.in_backward, ..Optimizer::default() };
-        plan
-    })
+    situation.in_place_of_adam(OptimizerName::AdamW8bit)
 }

@@ -9,7 +9,7 @@ pub(super) const RULE: Rule =
     Rule { id: RemedyId::NoCheckpointing, effect: Effect::SameTraining, helps: &[Question::Throughput], change };
 
 fn change(situation: &Situation<'_>) -> Option<Plan> {
-    if situation.plan.recipe.checkpointing == Checkpointing::None {
+    if situation.plan.recipe.checkpointing == Checkpointing::None || situation.verdict == VerdictKind::DoesNotFit {
         return None;
     }
     let mut plan = situation.plan.clone();

@@ -45,6 +45,7 @@ pub(super) fn print(
         "notes": estimate.notes,
         "tree": decision.tree,
         "remedies": decision.remedies,
+        "advice": decision.advice,
         "throughput": decision.throughput,
         "caveats": decision.caveats,
     });

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use vram_budget::decide::decide;
+use vram_budget::decide::{advise, decide};
 use vram_budget::estimate::{ranks, smallest_card_of};
 use vram_budget::measure::Unit;
 
@@ -62,6 +62,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let mut decision = decide(&plan).map_err(|issues| Rejected::fields("the plan cannot be estimated", &issues))?;
+    decision.advice = Some(advise(&plan, &decision));
     if let Some(seconds) = args.step_seconds {
         decision = decision.with_measured_step(seconds);
     }

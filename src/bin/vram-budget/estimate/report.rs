@@ -5,7 +5,8 @@ use std::io::{self, Write};
 use vram_budget::bill::{Instant, Part, Tier};
 use vram_budget::calibration::{Calibration, Intervals, intervals};
 use vram_budget::decide::{
-    Candidate, Caveat, Decision, Fact, Figure, Numbers, PricedRemedy, Question, Reason, TreeStep, VerdictKind,
+    Advice, Candidate, Caveat, Decision, Declined, Fact, Figure, Numbers, PricedRemedy, Question, Reason, TreeStep,
+    VerdictKind,
 };
 use vram_budget::estimate::phases as on_card;
 use vram_budget::estimate::{Note, RankEstimate, binding_phase, read_model};
@@ -17,7 +18,7 @@ use vram_budget::recipe::{Checkpointing, Parallel};
 use vram_budget::step::capacity::SmallestCard;
 use vram_budget::step::log::Phase;
 use vram_budget::step::readings::{CheckpointReadings, Holder, PhaseReadings};
-use vram_budget::text::{Catalogue, Locale};
+use vram_budget::text::{Advised, Catalogue, Locale};
 use vram_budget::throughput::Throughput;
 use vram_budget::units::{Bytes, grouped, three_digits};
 use vram_budget::versions::holding;
@@ -45,6 +46,9 @@ pub(super) fn print(
         super::time::print(speed, tokens, out)?;
     }
     remedies(text, decision, out)?;
+    if let Some(of) = &decision.advice {
+        advice(text, decision, of, out)?;
+    }
     // The rule of thumb is among the caveats too.
     for note in decision.estimate.notes.iter().filter(|note| **note != Note::RuleOfThumb) {
         writeln!(out, "note: {}", text.note(*note))?;
@@ -385,6 +389,7 @@ fn remedies(text: &dyn Catalogue, decision: &Decision, out: &mut dyn Write) -> i
     if helpful.is_empty() {
         return Ok(());
     }
+    let words = Locale::En.advice();
     writeln!(out, "\nChange first")?;
     for remedy in helpful {
         let price = if remedy.saves_allocated() {
@@ -394,13 +399,43 @@ fn remedies(text: &dyn Catalogue, decision: &Decision, out: &mut dyn Write) -> i
         } else {
             String::new()
         };
+        let time = remedy.time.map_or_else(String::new, |time| format!(", {}", words.time(Some(time))));
         writeln!(
             out,
-            "  {:<34} {price:<26} {:<13} {}",
+            "  {:<34} {price:<26} {:<13} {}{time}",
             text.remedy(remedy),
             text.verdict(remedy.verdict).to_lowercase(),
             text.effect(remedy.effect)
         )?;
+    }
+    writeln!(out)
+}
+
+/// What to run, step by step; other ways; why not the rest.
+fn advice(text: &dyn Catalogue, decision: &Decision, advice: &Advice, out: &mut dyn Write) -> io::Result<()> {
+    let words = Locale::En.advice();
+    let heading = |what| words.advised(what);
+    writeln!(out, "{}\n  {}", heading(Advised::Recommended), words.recommendation(decision, advice))?;
+    for step in advice.ways.iter().take(1).flat_map(|best| &best.steps) {
+        writeln!(out, "  {}: {}; {}", text.remedy(step), words.saved_at(step), words.time(step.time))?;
+        writeln!(out, "    {}", words.needs(step.id))?;
+    }
+    if let Some(others @ [_, ..]) = advice.ways.get(1..) {
+        writeln!(out, "{}", heading(Advised::OtherWays))?;
+        for way in others {
+            writeln!(out, "  {}: {}", words.way(way), words.comes_to(way))?;
+        }
+    }
+    if decision.verdict.kind != VerdictKind::Fits && !advice.ways.is_empty() {
+        writeln!(out, "{}", heading(Advised::WhyNot))?;
+        for why in Declined::ALL {
+            let names = decision.remedies.iter().filter(|remedy| advice.declined(remedy) == Some(why));
+            let names: Vec<String> = names.map(|remedy| text.remedy(remedy)).collect();
+            if !names.is_empty() {
+                let why = words.declined(why, decision.estimate.bill.binding);
+                writeln!(out, "  {why}: {}", names.join("; "))?;
+            }
+        }
     }
     writeln!(out)
 }

@@ -11,6 +11,7 @@ use vram_budget::decide::{Deliberation, VerdictKind};
 use vram_budget::issue::Issue;
 use vram_budget::machine::{CustomGpu, GpuChoice};
 use vram_budget::plan::Plan;
+use vram_budget::text::{Locale, Searched};
 use vram_budget::units::Bytes;
 
 use crate::exit::Rejected;
@@ -19,13 +20,9 @@ use crate::input;
 /// The cards that are tried, in per cent of the smallest one that suffices.
 const CARDS: [u64; 8] = [70, 85, 95, 99, 101, 105, 120, 150];
 
-/// The answers, in the order of the columns, with their names there.
-const ANSWERS: [(VerdictKind, &str); 4] = [
-    (VerdictKind::Fits, "fits"),
-    (VerdictKind::Tight, "tight"),
-    (VerdictKind::CannotTell, "cannot tell"),
-    (VerdictKind::DoesNotFit, "does not fit"),
-];
+/// The answers, in the order of the columns.
+const ANSWERS: [VerdictKind; 4] =
+    [VerdictKind::Fits, VerdictKind::Tight, VerdictKind::CannotTell, VerdictKind::DoesNotFit];
 
 /// A case's boundary, one a line. Sizes are what the device gives to the caching allocator, without a context.
 #[derive(Deserialize)]
@@ -70,7 +67,7 @@ impl Verdicts {
         let answers = plan.map(|plan| CARDS.map(|card| answer(plan, Bytes(boundary.get() * card / 100))));
         for (card, counts) in self.counts.iter_mut().enumerate() {
             let answer = answers.as_ref().and_then(|answers| answers[card].as_ref().ok());
-            if let Some(at) = answer.and_then(|kind| ANSWERS.iter().position(|(answer, _)| answer == kind)) {
+            if let Some(at) = answer.and_then(|kind| ANSWERS.iter().position(|answer| answer == kind)) {
                 counts[at] += 1;
             } else if card == 0 {
                 self.refused += 1;
@@ -90,7 +87,7 @@ impl Verdicts {
     pub(super) fn json(&self) -> Value {
         let of_card = |(card, counts): (&u64, &[u64; ANSWERS.len()])| {
             let mut said: Map<String, Value> =
-                ANSWERS.iter().zip(counts).map(|((kind, _), count)| (kind.name().into(), (*count).into())).collect();
+                ANSWERS.iter().zip(counts).map(|(kind, count)| (kind.name().into(), (*count).into())).collect();
             said.insert("refused".into(), self.refused.into());
             (share(*card), Value::Object(said))
         };
@@ -99,14 +96,13 @@ impl Verdicts {
 
     pub(super) fn print(&self, out: &mut dyn Write) -> io::Result<()> {
         let Self { cases, refused, .. } = self;
-        writeln!(
-            out,
-            "\nverdicts at margin 0, cards as shares of the smallest that suffices: {cases} cases, {refused} refused"
-        )?;
-        let heads = ANSWERS.map(|(_, name)| format!("{name:>13}")).concat();
-        writeln!(out, "{:<6} {:<10}{heads}", "card", "the step")?;
+        let (text, words) = (Locale::En.text(), Locale::En.advice());
+        let said = |what| words.searched(&what);
+        writeln!(out, "\n{}", said(Searched::Verdicts { cases: *cases, refused: *refused }))?;
+        let heads = ANSWERS.map(|kind| format!("{:>13}", text.verdict(kind).to_lowercase())).concat();
+        writeln!(out, "{:<6} {:<10}{heads}", said(Searched::Card), said(Searched::TheStep))?;
         for (card, counts) in CARDS.iter().zip(&self.counts) {
-            let truth = if *card < 100 { "runs out" } else { "completes" };
+            let truth = said(if *card < 100 { Searched::RunsOut } else { Searched::Completes });
             writeln!(out, "{:<6} {truth:<10}{}", share(*card), counts.map(|n| format!("{n:>13}")).concat())?;
         }
         Ok(())

@@ -1,0 +1,28 @@
+//! Each layer's matrices shared by several GPUs, norms and residuals along the sequence too: the same batch, and so the same
+//! training.
+
+use super::{Effect, RemedyId, Rule, Situation};
+use crate::decide::Question;
+use crate::plan::Plan;
+use crate::recipe::parallel::TensorParallel;
+
+pub(super) const RULE: Rule = Rule {
+    id: RemedyId::TensorParallel,
+    effect: Effect::OtherHardware,
+    helps: &[Question::Rigid, Question::Activations, Question::Margin],
+    change,
+};
+
+fn change(situation: &Situation<'_>) -> Option<Plan> {
+    let plan = situation.plan;
+    if !plan.parallel.is_single() {
+        return None;
+    }
+    // No more than share a node: these ranks speak in every layer.
+    situation.first_that_fits([2, 4, 8].map(|size| {
+        let mut plan = plan.clone();
+        plan.parallel.world_size = size;
+        plan.parallel.tensor = TensorParallel { size, sequence_parallel: true, loss_parallel: false };
+        plan
+    }))
+}
