@@ -481,6 +481,14 @@ pub const ROWS: &[Row] = &[
     ),
     before(
         Transformers,
+        Version(5, 16),
+        Some(&["t5"]),
+        "attention is written otherwise, eager alone",
+        "read: modeling_t5.py of 5.12 and 5.16; run: 4.57, up to 19 % more",
+        |r| r.refused = Some("T5 as it was before transformers 5.16"),
+    ),
+    before(
+        Transformers,
         Version(4, 49),
         Some(&["gpt_neox"]),
         "each layer keeps a causal mask and has attention of its own; the loss is computed in the logits' dtype",

@@ -88,8 +88,9 @@ const PYTORCH: [Version; 12] = [
     Version(1, 10),
 ];
 /// The same of transformers.
-const TRANSFORMERS: [Version; 12] = [
+const TRANSFORMERS: [Version; 13] = [
     Version(5, 24),
+    Version(5, 10),
     Version(5, 3),
     Version(4, 57),
     Version(4, 55),
