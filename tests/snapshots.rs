@@ -12,6 +12,7 @@ use vram_budget::snapshot::{History, MOST_BYTES, Problem, Reader, Snapshot, read
 use vram_budget::units::Bytes;
 
 const PYTORCH: Version = Version(2, 15);
+const EXPANDABLE: &str = "expandable_segments:True";
 
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/snapshots")
@@ -382,4 +383,33 @@ fn mutated_recordings_are_read_or_refused() {
     }
     // Enough of them are still recordings for the rest to be tried.
     assert!(read > runs / 20, "{read} of {runs}");
+}
+
+/// Private pools (`torch.cuda.MemPool`), recorded with PyTorch 2.15: reserved now, at most, and allocated, as it said itself.
+#[test]
+fn private_pools_are_replayed_to_the_byte() {
+    for (name, conf, reserved, peak, allocated) in [
+        ("plain", "", 293_601_280, 293_601_280, 257_772_544),
+        ("release", "", 241_172_480, 293_601_280, 213_007_360),
+        ("late", "", 352_321_536, 352_321_536, 292_372_480),
+        ("exp", EXPANDABLE, 232_783_872, 297_795_584, 211_801_600),
+        ("explate", EXPANDABLE, 339_738_624, 339_738_624, 291_166_720),
+    ] {
+        let file = std::fs::File::open(folder().join(format!("pools/{name}.pickle.gz"))).unwrap();
+        let mut bytes = Vec::new();
+        flate2::read::GzDecoder::new(file).read_to_end(&mut bytes).unwrap();
+        let snapshot = read(&bytes).unwrap();
+        assert_eq!(snapshot.alloc_conf.as_deref().unwrap_or_default(), conf, "{name}");
+        let history = History::of(&snapshot, 0).unwrap();
+        let config =
+            |conf: &str| Config { alloc_conf: AllocConf::parse(conf, PYTORCH).unwrap(), ..Config::new(PYTORCH) };
+        let found = history.replay(&config(conf), true).unwrap();
+        let figures = [found.reserved, found.peak_reserved, found.allocated].map(Bytes::get);
+        assert_eq!(figures, [reserved, peak, allocated], "{name}");
+        // Under other settings, what is asked for is the same.
+        for other in ["", EXPANDABLE, "max_split_size_mb:32"] {
+            let other = history.replay(&config(other), false).unwrap();
+            assert!(other.failed.is_none() && other.peak_reserved >= other.peak_allocated, "{name}: {other:?}");
+        }
+    }
 }

@@ -25,10 +25,15 @@ impl Restored {
 
 impl Allocator {
     /// Adds a segment of `stream`, or an address range where segments are expandable, with these parts from its start on.
-    /// The blocks handed out in it, in order. `None`, and the allocator is of no use any more: the device has not the room,
+    /// While a private pool is active, it is that pool's. The blocks handed out in it, in order. `None`, and the allocator is of no use any more: the device has not the room,
     /// or a segment has unmapped parts.
     pub fn restore(&mut self, small: bool, stream: u32, parts: &[Restored]) -> Option<Vec<BlockId>> {
-        let set = self.set_of(if small { DEFAULT_SMALL } else { DEFAULT_LARGE }, stream);
+        let pool = match self.private.current() {
+            None if small => DEFAULT_SMALL,
+            None => DEFAULT_LARGE,
+            Some(private) => private.pool(small),
+        };
+        let set = self.set_of(pool, stream);
         let expandable = self.sets[set as usize].expandable;
         let mut total = 0_u64;
         let mut mapped = 0_u64;
@@ -44,6 +49,7 @@ impl Allocator {
         let number = self.segments_made.checked_add(1)?;
         self.segments_made = number;
         self.tallies.reserved.add(mapped);
+        self.private.count_growth(self.pools[pool as usize].owner, 1);
         if !expandable {
             self.tallies.segments.add(1);
         }

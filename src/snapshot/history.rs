@@ -12,7 +12,7 @@ use crate::units::Bytes;
 pub enum NotReplayed {
     /// Nothing was recorded.
     NoTrace,
-    /// Blocks of private pools (CUDA graphs, `MemPool`): not modelled.
+    /// It has private pools (CUDA graphs, `MemPool`), gave segments back, and does not say of which pool they were.
     PrivatePools,
     /// The trace and the state at its end do not fit together.
     Inconsistent,
@@ -21,14 +21,16 @@ pub enum NotReplayed {
 /// One thing that the program did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ask {
-    /// Asked for memory: a number that is free, bytes, a stream's number.
-    Alloc(u32, u64, u32),
+    /// Asked for memory: a number that is free, bytes, a stream's number, a private pool or 0.
+    Alloc(u32, u64, u32, u64),
     /// A number's block can be used again.
     Free(u32),
     /// Gave the cache back.
     EmptyCache,
-    /// Asked for so much on a stream and got nothing.
-    Fail(u64, u32),
+    /// No one uses this private pool any more.
+    Release(u64),
+    /// Asked for so much on a stream, of a private pool or 0, and got nothing.
+    Fail(u64, u32, u64),
 }
 
 /// A segment when the trace begins.
@@ -37,6 +39,7 @@ pub(super) struct Begins {
     pub(super) small: bool,
     pub(super) expandable: bool,
     pub(super) stream: u32,
+    pub(super) pool: u64,
     pub(super) parts: Vec<Restored>,
     /// The numbers of the blocks handed out.
     pub(super) numbers: Vec<u32>,
@@ -87,6 +90,17 @@ struct Span {
     size: u64,
     stream: i64,
     small: bool,
+    pool: u64,
+}
+
+/// The private pools of a trace's entries, where it does not say them: by the segments at its end.
+struct Pools(Vec<(u64, u64, u64)>);
+
+impl Pools {
+    fn of(&self, entry: &Entry) -> u64 {
+        let here = || self.0.iter().find(|(start, end, _)| (*start..*end).contains(&entry.address));
+        entry.pool.unwrap_or_else(|| here().map_or(0, |(.., pool)| *pool))
+    }
 }
 
 /// Mapped memory: classic segments by address, and mapped parts of address ranges.
@@ -99,7 +113,7 @@ struct Spans {
 impl Spans {
     /// Adds mapped pages, joined with what they touch.
     fn map(&mut self, mut address: u64, mut span: Span) -> Option<()> {
-        let alike = |other: &Span| (other.stream, other.small) == (span.stream, span.small);
+        let alike = |other: &Span| (other.stream, other.small, other.pool) == (span.stream, span.small, span.pool);
         if let Some((&before, left)) = self.mapped.range(..address).next_back()
             && before.checked_add(left.size)? == address
             && alike(left)
@@ -143,15 +157,19 @@ impl History {
         if trace.is_empty() {
             return Err(NotReplayed::NoTrace);
         }
-        let private = snapshot.segments_of(device).any(|(segment, _)| segment.private);
-        if private || trace.iter().any(|entry| entry.private == Some(true)) {
+        let private = snapshot.segments_of(device).filter(|(segment, _)| segment.pool != 0);
+        let pools =
+            Pools(private.map(|(of, _)| (of.address, of.address.saturating_add(of.size), of.pool)).collect::<Vec<_>>());
+        // What was given back is not among the segments at the end.
+        let gone = |entry: &Entry| matches!(entry.action, Action::SegmentFree | Action::SegmentUnmap);
+        if !pools.0.is_empty() && trace.iter().any(|entry| entry.pool.is_none() && gone(entry)) {
             return Err(NotReplayed::PrivatePools);
         }
-        let (spans, live) = before(snapshot, device, trace).ok_or(NotReplayed::Inconsistent)?;
-        Self::from_start(trace, &spans, live).ok_or(NotReplayed::Inconsistent)
+        let (spans, live) = before(snapshot, device, trace, &pools).ok_or(NotReplayed::Inconsistent)?;
+        Self::from_start(trace, &spans, live, &pools).ok_or(NotReplayed::Inconsistent)
     }
 
-    fn from_start(trace: &[Entry], spans: &Spans, live: BTreeMap<u64, Live>) -> Option<Self> {
+    fn from_start(trace: &[Entry], spans: &Spans, live: BTreeMap<u64, Live>, pools: &Pools) -> Option<Self> {
         let mut streams = BTreeMap::from([(0, 0)]);
         let mut stream = |handle: i64| {
             let next = u32::try_from(streams.len()).unwrap_or(u32::MAX);
@@ -197,16 +215,17 @@ impl History {
                     at = end;
                 }
             }
-            begins.push(Begins { small: first.small, expandable, stream: stream(first.stream), parts, numbers: here });
+            let (stream, pool) = (stream(first.stream), first.pool);
+            begins.push(Begins { small: first.small, expandable, stream, pool, parts, numbers: here });
             Some(())
         };
         for (address, span) in &spans.classic {
             add(*address, &[(*address, *span)], false)?;
         }
         // One address range per stream and pool.
-        let mut ranges: BTreeMap<(bool, i64), Vec<(u64, Span)>> = BTreeMap::new();
+        let mut ranges: BTreeMap<(u64, bool, i64), Vec<(u64, Span)>> = BTreeMap::new();
         for (address, span) in &spans.mapped {
-            ranges.entry((span.small, span.stream)).or_default().push((*address, *span));
+            ranges.entry((span.pool, span.small, span.stream)).or_default().push((*address, *span));
         }
         for range in ranges.values() {
             add(range.first()?.0, range, true)?;
@@ -244,6 +263,11 @@ impl History {
                 Action::SegmentFree | Action::SegmentUnmap => {
                     reserved = reserved.checked_sub(entry.size)?;
                     given_back = true;
+                    // A private pool's segments are given back once no one uses it.
+                    let pool = pools.of(entry);
+                    if pool != 0 && history.asks.last() != Some(&Ask::Release(pool)) {
+                        ask(Ask::Release(pool), &mut history);
+                    }
                 }
                 Action::Alloc => {
                     if core::mem::take(&mut given_back) {
@@ -257,7 +281,7 @@ impl History {
                     if held.insert(entry.address, number).is_some() {
                         return None;
                     }
-                    ask(Ask::Alloc(number, entry.size, stream(entry.stream)), &mut history);
+                    ask(Ask::Alloc(number, entry.size, stream(entry.stream), pools.of(entry)), &mut history);
                 }
                 Action::FreeCompleted => {
                     if core::mem::take(&mut given_back) {
@@ -274,7 +298,7 @@ impl History {
                     let limited = device_free >= size;
                     let failure = Failure { entry: index, size, device_free, reserved: Bytes(reserved), limited };
                     history.failure = history.failure.or(Some(failure));
-                    ask(Ask::Fail(entry.size, stream(entry.stream)), &mut history);
+                    ask(Ask::Fail(entry.size, stream(entry.stream), entry.pool.unwrap_or(0)), &mut history);
                 }
                 Action::FreeRequested | Action::Snapshot | Action::Other => {}
             }
@@ -311,10 +335,10 @@ fn size_of_block(place: u64, requested: u64, next: u64, splits_all: bool, asked:
 }
 
 /// Segments and live blocks when the trace begins: those at its end, and what the trace did taken back.
-fn before(snapshot: &Snapshot, device: u32, trace: &[Entry]) -> Option<(Spans, BTreeMap<u64, Live>)> {
+fn before(snapshot: &Snapshot, device: u32, trace: &[Entry], pools: &Pools) -> Option<(Spans, BTreeMap<u64, Live>)> {
     let (mut spans, mut live) = (Spans::default(), BTreeMap::new());
     for (segment, blocks) in snapshot.segments_of(device) {
-        let span = Span { size: segment.size, stream: segment.stream, small: segment.small };
+        let span = Span { size: segment.size, stream: segment.stream, small: segment.small, pool: segment.pool };
         if segment.expandable {
             spans.map(segment.address, span)?;
         } else if spans.classic.insert(segment.address, span).is_some() {
@@ -326,7 +350,8 @@ fn before(snapshot: &Snapshot, device: u32, trace: &[Entry]) -> Option<(Spans, B
         }
     }
     for entry in trace.iter().rev() {
-        let span = Span { size: entry.size, stream: entry.stream, small: entry.size == SMALL_BUFFER };
+        let span =
+            Span { size: entry.size, stream: entry.stream, small: entry.size == SMALL_BUFFER, pool: pools.of(entry) };
         match entry.action {
             Action::Alloc => {
                 live.remove(&entry.address)?;

@@ -41,8 +41,8 @@ pub struct Segment {
     pub small: bool,
     /// Part of an expandable segment.
     pub expandable: bool,
-    /// In a private pool (of a CUDA graph, or `MemPool`).
-    pub private: bool,
+    /// Its private pool (of a CUDA graph, or `MemPool`); 0: none.
+    pub pool: u64,
     /// Its blocks, in [`Snapshot::blocks`].
     pub blocks: core::ops::Range<usize>,
 }
@@ -102,8 +102,8 @@ pub struct Entry {
     pub size: u64,
     /// The stream's handle.
     pub stream: i64,
-    /// Not in the default pool; `None`: the version does not say.
-    pub private: Option<bool>,
+    /// Its private pool, 0 for none; `None`: the version does not say.
+    pub pool: Option<u64>,
     /// Where in the program.
     pub frames: Frames,
 }
@@ -257,9 +257,9 @@ impl Reader<'_> {
         };
         let small = matches!(get("segment_type"), Some(Value::Text(n)) if self.store.text(n) == "small");
         let expandable = get("is_expandable") == Some(Value::Bool(true));
-        let private = match get("segment_pool_id") {
-            Some(Value::List(id)) => is_private(self.store.list(id)),
-            _ => false,
+        let pool = match get("segment_pool_id") {
+            Some(Value::List(id)) => pool_of(self.store.list(id)),
+            _ => 0,
         };
         // Shared values are written out here: what is small in the file may be large.
         let count = self.store.list(blocks).len();
@@ -281,7 +281,7 @@ impl Reader<'_> {
             return Err(self.wrong("blocks that fill their segment"));
         }
         let blocks = first..self.blocks.len();
-        self.segments.push(Segment { device, address, size, stream, small, expandable, private, blocks });
+        self.segments.push(Segment { device, address, size, stream, small, expandable, pool, blocks });
         Ok(())
     }
 
@@ -356,15 +356,19 @@ impl Reader<'_> {
             address,
             size,
             stream: stream.unwrap_or_default(),
-            private: pool_id.map(|id| is_private(self.store.list(id))),
+            pool: pool_id.map(|id| pool_of(self.store.list(id))),
             frames: Frames(frames),
         })
     }
 }
 
-/// Whether this is the identity of a private pool: the default pool's is (0, 0).
-fn is_private(id: &[Value]) -> bool {
-    id.iter().any(|n| *n != Value::Int(0))
+/// One number for the identity of a pool, a pair of numbers; the default pool's is (0, 0).
+fn pool_of(id: &[Value]) -> u64 {
+    let number = |value: &Value| match value {
+        Value::Int(n) => n.unsigned_abs(),
+        _ => u64::MAX,
+    };
+    id.iter().map(number).fold(0, |all, n| all.wrapping_mul(1 << 32).wrapping_add(n))
 }
 
 /// Sums of a device's blocks.

@@ -43,8 +43,8 @@ impl History {
         let mut allocator = Allocator::new(config);
         let mut blocks = vec![BlockId::NULL; self.numbers as usize];
         let mut out = Replayed::default();
-        let mut request = |allocator: &mut Allocator, entry: usize, bytes: u64, stream: u32| {
-            allocator.malloc(bytes, stream).unwrap_or_else(|error| {
+        let mut request = |allocator: &mut Allocator, entry: usize, bytes: u64, stream: u32, pool: u64| {
+            inside(allocator, pool, |allocator| allocator.malloc(bytes, stream)).unwrap_or_else(|error| {
                 out.failed = out.failed.or(Some((entry, error)));
                 BlockId::NULL
             })
@@ -54,7 +54,9 @@ impl History {
                 if segment.expandable != config.alloc_conf.expandable_segments {
                     return None;
                 }
-                let restored = allocator.restore(segment.small, segment.stream, &segment.parts)?;
+                let restore =
+                    |allocator: &mut Allocator| allocator.restore(segment.small, segment.stream, &segment.parts);
+                let restored = inside(&mut allocator, segment.pool, restore)?;
                 for (number, block) in segment.numbers.iter().zip(restored) {
                     *blocks.get_mut(*number as usize)? = block;
                 }
@@ -65,22 +67,25 @@ impl History {
                 _ => None,
             });
             for (number, requested) in segment.numbers.iter().zip(held) {
-                *blocks.get_mut(*number as usize)? = request(&mut allocator, 0, requested, segment.stream);
+                *blocks.get_mut(*number as usize)? =
+                    request(&mut allocator, 0, requested, segment.stream, segment.pool);
             }
         }
         let mut recorded = None;
         for (ask, entry) in self.asks.iter().zip(&self.entries) {
             let entry = *entry as usize;
             match *ask {
-                Ask::Alloc(number, bytes, stream) => {
-                    *blocks.get_mut(number as usize)? = request(&mut allocator, entry, bytes, stream);
+                Ask::Alloc(number, bytes, stream, pool) => {
+                    *blocks.get_mut(number as usize)? = request(&mut allocator, entry, bytes, stream, pool);
                 }
                 Ask::Free(number) => {
                     allocator.free(core::mem::replace(blocks.get_mut(number as usize)?, BlockId::NULL));
                 }
                 Ask::EmptyCache => allocator.empty_cache(),
-                Ask::Fail(bytes, stream) => {
-                    let block = request(&mut allocator, entry, bytes, stream);
+                // It was begun once for each request.
+                Ask::Release(pool) => while allocator.release_pool(pool).is_ok() {},
+                Ask::Fail(bytes, stream, pool) => {
+                    let block = request(&mut allocator, entry, bytes, stream, pool);
                     if recorded.is_none() {
                         recorded = Some((entry, block == BlockId::NULL));
                     }
@@ -102,4 +107,16 @@ impl History {
             ..out
         })
     }
+}
+
+/// Does something while requests go to a private pool; 0: to none. Nothing tells when a program leaves its pool, so it is
+/// left after each request; nothing else is asked for meanwhile.
+fn inside<T>(allocator: &mut Allocator, pool: u64, what: impl FnOnce(&mut Allocator) -> T) -> T {
+    if pool == 0 {
+        return what(allocator);
+    }
+    allocator.begin_pool(pool);
+    let out = what(allocator);
+    let _ = allocator.end_pool(pool);
+    out
 }

@@ -117,7 +117,7 @@ fn plain(said: &Said<'_>) -> &'static str {
             "Not replayed: nothing was recorded (torch.cuda.memory._record_memory_history)."
         }
         Said::NotReplayed(NotReplayed::PrivatePools) => {
-            "Not replayed: it has private pools (CUDA graphs, MemPool), which are not modelled."
+            "Not replayed: it has private pools (CUDA graphs, MemPool), and does not say of which pool the segments were that it gave back."
         }
         Said::NotReplayed(NotReplayed::Inconsistent) => "Not replayed: its trace and its segments do not fit together.",
         Said::Limited => {

@@ -211,7 +211,9 @@ fn print(
         Err(reason) => {
             let reason = match reason {
                 NotReplayed::NoTrace => "nothing was recorded (torch.cuda.memory._record_memory_history)",
-                NotReplayed::PrivatePools => "it has private pools (CUDA graphs, MemPool), which are not modelled",
+                NotReplayed::PrivatePools => {
+                    "it has private pools (CUDA graphs, MemPool), and does not say of which pool the segments were that it gave back"
+                }
                 NotReplayed::Inconsistent => "its trace and its segments do not fit together",
             };
             return writeln!(out, "\nnot replayed: {reason}");
