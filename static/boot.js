@@ -172,6 +172,10 @@
     var wanted, before, ended;
     addEventListener("vram-budget:found", function (event) {
       if (ended) postMessage({ job: ended, found: event.detail });
+      ended = 0;
+    });
+    addEventListener("vram-budget:so-far", function (event) {
+      postMessage({ job: ended, read: event.detail[0], total: event.detail[1] });
     });
     onmessage = function (event) {
       var given = event.data;
@@ -182,7 +186,8 @@
       wanted = given.job;
       before = before
         .then(function () {
-          if (given.blob && given.job === wanted) return read(given.job, given.blob);
+          if (!given.blob || given.job !== wanted) return;
+          return (typeof given.blob === "string" ? run : read)(given.job, given.blob);
         })
         .catch(function (error) {
           postMessage({ job: given.job, failed: String(error) });
@@ -199,6 +204,24 @@
         glue.initSync({ module: program.first });
         postMessage({ ready: true });
       });
+    }
+    // A plan's run over many lengths, in slices.
+    function run(job, plan) {
+      ended = job;
+      dispatchEvent(new CustomEvent("vram-budget:run", { detail: plan }));
+      return more();
+      function more() {
+        if (!ended) return;
+        if (job !== wanted) {
+          ended = 0;
+          dispatchEvent(new CustomEvent("vram-budget:run", { detail: "" }));
+          return;
+        }
+        dispatchEvent(new CustomEvent("vram-budget:more"));
+        return new Promise(function (go) {
+          setTimeout(go);
+        }).then(more);
+      }
     }
     function read(job, blob) {
       var packed, reader;

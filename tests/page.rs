@@ -5,16 +5,18 @@ use std::rc::Rc;
 
 use vram_budget::bill::{Instant, Part};
 use vram_budget::decide::{RemedyId, VerdictKind};
+use vram_budget::fragmentation::Study;
 use vram_budget::issue::IssueKind;
 use vram_budget::machine::GpuChoice;
 use vram_budget::measure::{Unit, Which};
 use vram_budget::model::ModelSource;
 use vram_budget::plan::Plan;
-use vram_budget::recipe::{Checkpointing, OptimizerImpl, OptimizerName, Precision};
+use vram_budget::recipe::{Batching, Checkpointing, Distribution, OptimizerImpl, OptimizerName, Precision};
 use vram_budget::text::{Catalogue, LinkProblem, Locale};
 use vram_budget::units::Bytes;
 use vram_budget::view::answer::Answer;
 use vram_budget::view::bill::BillTable;
+use vram_budget::view::lengths::{LengthsTable, Run};
 use vram_budget::view::measured::{EXAMPLE_DOCUMENT, EXAMPLE_OOM, EXAMPLE_SCRIPT, Understood, unit_options};
 use vram_budget::view::steps::steps;
 use vram_budget::view::timeline::Timeline;
@@ -645,4 +647,92 @@ fn the_examples_are_measured_cases() {
         let measured = name.split('.').fold(&of, |value, key| &value[key]);
         assert_eq!(&reading["bytes"], measured, "{name}");
     }
+}
+
+/// What the worker does with a plan.
+fn study(plan: &Plan) -> (LengthsTable, Vec<(usize, usize)>) {
+    let mut study = Study::new(plan).unwrap();
+    let mut progress = vec![study.progress()];
+    while !study.advance().unwrap() {
+        progress.push(study.progress());
+    }
+    progress.push(study.progress());
+    (LengthsTable::of(&study, Locale::En), progress)
+}
+
+#[test]
+fn a_run_over_many_lengths_is_asked_for_shown_and_marked_once_the_inputs_change() {
+    let mut plan = example();
+    plan.model = ModelSource::Preset("gpt2".into());
+    plan.recipe.seq_len = 512;
+    let lengths = [
+        typed(Field::Lengths, "64, 500, 90, 333, 512, 17"),
+        typed(Field::LengthSteps, "12"),
+        Action::Alternative(Alternative::BucketedBatches),
+        Action::Run(true),
+    ];
+    let going = after(&Rc::new(State::new(&plan)), lengths);
+    let Run::Going { plan: asked, done: 0, total: 0 } = &going.run else { panic!("{:?}", going.run) };
+    let of = asked.recipe.lengths.as_ref().unwrap();
+    assert_eq!((of.steps, of.batching), (12, Batching::Bucketed));
+    assert_eq!(of.of, Distribution::List(vec![64, 500, 90, 333, 512, 17]));
+    // The link holds them.
+    let again = State::from_fragment(&format!("#{}", going.fragment().unwrap()));
+    assert_eq!(again.draft.plan().as_ref(), Ok(&**asked));
+    assert_eq!(again.draft.text(Field::Lengths), "64, 500, 90, 333, 512, 17");
+    let some = going.reduce(Action::ReadSoFar(3, Some(15)));
+    assert!(matches!(some.run, Run::Going { done: 3, total: 15, .. }));
+    let (table, progress) = study(asked);
+    assert!(progress.windows(2).all(|pair| pair[0].0 <= pair[1].0 && pair[0].1 == pair[1].1), "{progress:?}");
+    assert_eq!((progress[0].0, progress.last().unwrap().0), (0, progress[0].1));
+    assert!(table.head.starts_with("12 steps, 12 micro-batches padded to 17 to 512 tokens, 6 different"), "{table:?}");
+    assert_eq!(table.rows[0].setting, "as planned");
+    assert_eq!(table.rows[0].end, "completes on RTX 4090 24GB");
+    assert!(table.rows.iter().any(|row| row.setting == "expandable_segments:True"));
+    assert!(!table.findings.is_empty() && table.problems.is_empty(), "{table:?}");
+    let found = || Action::Found(Box::new(Found::Lengths(Box::new(table.clone()))));
+    let done = some.reduce(found());
+    assert!(matches!(&done.run, Run::Done { table: shown, .. } if **shown == table));
+    // What comes after it was stopped is not wanted; a file that is read instead stops it.
+    let stopped = some.reduce(Action::Run(false)).reduce(found());
+    assert_eq!(stopped.run, Run::None);
+    let reading = Reading { name: None, read: 0, total: None };
+    assert_eq!(some.reduce(Action::Reading(Some(reading))).run, Run::None);
+}
+
+#[test]
+fn lengths_are_read_as_the_command_reads_them() {
+    for (text, expected) in [
+        ("fixed", Some(Distribution::Fixed)),
+        (" uniform=64..2048 ", Some(Distribution::Uniform { min: 64, max: 2048 })),
+        ("log-normal=512,0.7", Some(Distribution::LogNormal { median: 512, sigma: 0.7 })),
+        ("307, 1237;1300\n88", Some(Distribution::List(vec![307, 1237, 1300, 88]))),
+        ("", None),
+        ("uniform=64", None),
+        ("log-normal=512", None),
+        ("many", None),
+        ("1, -2", None),
+    ] {
+        let read = Distribution::parse(text);
+        assert_eq!(read, expected, "{text:?}");
+        assert_eq!(read.as_ref().and_then(|of| Distribution::parse(&of.to_string())), read, "{text:?}");
+    }
+    // What is wrong with them stands beside the field, and opens the panel.
+    let state = after(&start(), [typed(Field::Lengths, "uniform=9..3")]);
+    assert!(job::lengths_are_open(&state) && !job::more_is_open(&state));
+    assert!(!job::issues_of(&state, Field::Lengths.id(), text()).is_empty());
+}
+
+#[test]
+fn a_recording_as_json_is_read_like_a_pickle() {
+    let json = include_bytes!("data/snapshots/snap-08-as-json.json");
+    let Found::Recording(shown) = found(json, 100) else { panic!("a recording") };
+    let state = start().reduce(Action::File(json.to_vec()));
+    assert_eq!(state.measured.recording.as_deref(), Some(&*shown));
+    assert_eq!(state.section, Section::Measured);
+    assert!(found(&json[..json.len() / 2], 100) != found(json, 100));
+    let Found::Refused(error) = found(&json[..json.len() / 2], 100) else { panic!("cut off") };
+    assert!(error.to_string().contains("recording"), "{error}");
+    // Other documents are what they were.
+    assert!(matches!(found(EXAMPLE_SCRIPT.as_bytes(), 64), Found::Measurements(_)));
 }

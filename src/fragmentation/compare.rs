@@ -1,6 +1,6 @@
 //! The same run under other settings: what common advice does to its reserved memory, and on which card it fails when.
 
-use super::{Program, Run, StepFigures, steps};
+use super::{Program, Run, StepFigures, Walks, steps};
 use crate::allocator::{AllocConf, Config};
 use crate::estimate::alloc_conf;
 use crate::issue::Issue;
@@ -107,13 +107,20 @@ impl Comparison {
     /// # Errors
     /// Every issue of the plan, also at single lengths, as [`Program::new`].
     pub fn new(plan: &Plan) -> Result<Self, Vec<Issue>> {
+        Self::of(plan, Self::walks(plan)?)
+    }
+
+    /// The walks that [`Comparison::new`] needs, none of them done.
+    pub(super) fn walks(plan: &Plan) -> Result<Walks, Vec<Issue>> {
         let issues = plan.recipe.issues();
         if !issues.is_empty() {
             return Err(issues);
         }
-        let lengths = plan.recipe.lengths.clone().unwrap_or_else(|| Lengths::new(Distribution::Fixed));
-        let program = Program::new(plan, steps(&plan.recipe, &lengths))?;
-        Ok(Self { plan: plan.clone(), lengths, program })
+        Walks::new(plan, steps(&plan.recipe, &lengths(plan)))
+    }
+
+    pub(super) fn of(plan: &Plan, walks: Walks) -> Result<Self, Vec<Issue>> {
+        Ok(Self { plan: plan.clone(), lengths: lengths(plan), program: walks.finish()? })
     }
 
     /// The steps as planned, each with the padded lengths of its micro-batches.
@@ -163,6 +170,10 @@ impl Comparison {
         };
         Ok(Outcome { setting, ends: cards.iter().map(end).collect(), steps })
     }
+}
+
+fn lengths(plan: &Plan) -> Lengths {
+    plan.recipe.lengths.clone().unwrap_or_else(|| Lengths::new(Distribution::Fixed))
 }
 
 fn replay(program: &Program, config: &Config, empty_cache: bool) -> (Vec<StepFigures>, End) {

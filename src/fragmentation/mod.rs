@@ -9,9 +9,11 @@ mod compare;
 mod draw;
 mod piece;
 mod run;
+mod study;
 
 pub use compare::{ADVICE, Comparison, End, Outcome, Setting};
 #[cfg(test)]
 pub(crate) use draw::Random;
 pub use draw::steps;
-pub use run::{Program, Run, StepFigures};
+pub use run::{Program, Run, StepFigures, Walks};
+pub use study::{Card, Finding, Row, SHOWN, Study};

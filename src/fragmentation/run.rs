@@ -1,6 +1,6 @@
 //! A training loop over batches of many lengths, on one allocator.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::piece::{Op, Piece, Pieces, Step};
 use crate::allocator::{Allocator, BlockId, Config, OutOfMemory};
@@ -24,6 +24,85 @@ pub struct Program {
     steps: Vec<Vec<u64>>,
 }
 
+/// A [`Program`] that is being made, one length after the other: a front end can show how far it is, and stop.
+#[derive(Clone, Debug)]
+pub struct Walks {
+    program: Program,
+    plan: Plan,
+    precision: Precision,
+    /// What further lengths may ask of the allocator.
+    left: usize,
+    /// Lengths that are not walked yet, the next one last.
+    todo: Vec<u64>,
+}
+
+impl Walks {
+    /// Before the first length of `steps`, as [`Program::new`].
+    ///
+    /// # Errors
+    /// [`IssueKind::NotModelled`] where there is nothing to walk.
+    pub fn new(plan: &Plan, steps: Vec<Vec<u64>>) -> Result<Self, Vec<Issue>> {
+        let precision = match plan.recipe.precision {
+            Some(Precision::RuleOfThumb) => return Err(vec![not_modelled("steps of the rule of thumb")]),
+            precision => precision.unwrap_or(Precision::AmpBf16),
+        };
+        let mut plan = plan.clone();
+        plan.recipe.eval_after = false;
+        let most = steps.iter().map(Vec::len).max().unwrap_or_default();
+        plan.recipe.grad_accum = u64::try_from(most).unwrap_or(u64::MAX);
+        let mut known = BTreeSet::new();
+        let mut todo: Vec<u64> = steps.iter().flatten().copied().filter(|length| known.insert(*length)).collect();
+        todo.reverse();
+        let program = Program { build: Piece::default(), first: BTreeMap::new(), steady: BTreeMap::new(), steps };
+        Ok(Self { program, plan, precision, left: MAX_OPS, todo })
+    }
+
+    /// How many lengths are left.
+    #[must_use]
+    pub fn left(&self) -> usize {
+        self.todo.len()
+    }
+
+    /// Walks the next length, where there is one.
+    ///
+    /// # Errors
+    /// Every issue of the plan at this length; [`IssueKind::NotModelled`] where steps of this recipe do not follow one
+    /// another; [`IssueKind::TooLarge`] where all lengths together ask too much.
+    pub fn walk(&mut self) -> Result<(), Vec<Issue>> {
+        let Some(length) = self.todo.pop() else { return Ok(()) };
+        self.plan.recipe.seq_len = length;
+        let walk = Job::of(&self.plan)?.walk_short(&self.plan, self.precision)?;
+        let pieces = Pieces::of(&walk).ok_or_else(|| vec![not_modelled("a run of many steps of this recipe")])?;
+        let Pieces { build, first, steady } = pieces;
+        let left = self.left.checked_sub(steady.ops());
+        self.left = left.ok_or_else(|| vec![Issue::new("lengths", IssueKind::TooLarge)])?;
+        let program = &mut self.program;
+        if program.steps.first().is_some_and(|lengths| lengths.contains(&length)) {
+            if program.first.is_empty() {
+                program.build = build;
+            }
+            program.first.insert(length, first);
+        }
+        program.steady.insert(length, steady);
+        Ok(())
+    }
+
+    /// The program, once all lengths are walked.
+    ///
+    /// # Errors
+    /// As [`Program::new`].
+    pub fn finish(mut self) -> Result<Program, Vec<Issue>> {
+        while self.left() > 0 {
+            self.walk()?;
+        }
+        if self.program.joins() {
+            Ok(self.program)
+        } else {
+            Err(vec![not_modelled("steps of different lengths of this recipe")])
+        }
+    }
+}
+
 impl Program {
     /// Walks `plan` at every length in `steps`: of each step, its micro-batches' padded lengths. What the plan says of
     /// lengths, of the number of micro-batches and of an evaluation after the steps is not looked at.
@@ -32,39 +111,7 @@ impl Program {
     /// Every issue of the plan at some length; [`IssueKind::NotModelled`] where steps of this recipe do not follow one
     /// another, or there is no step.
     pub fn new(plan: &Plan, steps: Vec<Vec<u64>>) -> Result<Self, Vec<Issue>> {
-        let precision = match plan.recipe.precision {
-            Some(Precision::RuleOfThumb) => return Err(vec![not_modelled("steps of the rule of thumb")]),
-            precision => precision.unwrap_or(Precision::AmpBf16),
-        };
-        let mut program = Self { build: Piece::default(), first: BTreeMap::new(), steady: BTreeMap::new(), steps };
-        let mut left = MAX_OPS;
-        let mut plan = plan.clone();
-        plan.recipe.eval_after = false;
-        let most = program.steps.iter().map(Vec::len).max().unwrap_or_default();
-        plan.recipe.grad_accum = u64::try_from(most).unwrap_or(u64::MAX);
-        for (index, lengths) in program.steps.iter().enumerate() {
-            for length in lengths {
-                let (begins, known) = (index == 0, program.steady.contains_key(length));
-                if known && (!begins || program.first.contains_key(length)) {
-                    continue;
-                }
-                plan.recipe.seq_len = *length;
-                let walk = Job::of(&plan)?.walk_short(&plan, precision)?;
-                let pieces =
-                    Pieces::of(&walk).ok_or_else(|| vec![not_modelled("a run of many steps of this recipe")])?;
-                let Pieces { build, first, steady } = pieces;
-                left =
-                    left.checked_sub(steady.ops()).ok_or_else(|| vec![Issue::new("lengths", IssueKind::TooLarge)])?;
-                if begins {
-                    if program.first.is_empty() {
-                        program.build = build;
-                    }
-                    program.first.insert(*length, first);
-                }
-                program.steady.insert(*length, steady);
-            }
-        }
-        if program.joins() { Ok(program) } else { Err(vec![not_modelled("steps of different lengths of this recipe")]) }
+        Walks::new(plan, steps)?.finish()
     }
 
     /// The steps, each with the padded lengths of its micro-batches.

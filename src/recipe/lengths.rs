@@ -1,8 +1,11 @@
 //! How long the sequences of a run are, and how batches are made of them.
 
+use core::fmt;
+
 use serde::{Deserialize, Serialize};
 
 use crate::issue::{Issue, IssueKind};
+use crate::units::parse_decimal;
 
 /// The most steps that are replayed.
 const MAX_STEPS: u64 = 10_000;
@@ -66,6 +69,46 @@ pub enum Distribution {
     },
     /// These, in this order, from the beginning again once they are used up.
     List(Vec<u64>),
+}
+
+impl Distribution {
+    /// Reads `fixed`, `uniform=64..2048`, `log-normal=512,0.7`, or a list of lengths.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let number = |text: &str| text.trim().parse().ok();
+        let text = text.trim();
+        if text == "fixed" {
+            return Some(Self::Fixed);
+        }
+        if let Some(range) = text.strip_prefix("uniform=") {
+            let (min, max) = range.split_once("..")?;
+            return Some(Self::Uniform { min: number(min)?, max: number(max)? });
+        }
+        if let Some(shape) = text.strip_prefix("log-normal=") {
+            let (median, sigma) = shape.split_once(',')?;
+            return Some(Self::LogNormal { median: number(median)?, sigma: parse_decimal(sigma.trim())? });
+        }
+        let numbers = text.split(|c: char| matches!(c, ',' | ';') || c.is_whitespace()).filter(|n| !n.is_empty());
+        let list: Vec<u64> = numbers.map(number).collect::<Option<_>>()?;
+        (!list.is_empty()).then_some(Self::List(list))
+    }
+}
+
+impl fmt::Display for Distribution {
+    /// As [`Distribution::parse`] reads it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Fixed => f.write_str("fixed"),
+            Self::Uniform { min, max } => write!(f, "uniform={min}..{max}"),
+            Self::LogNormal { median, sigma } => write!(f, "log-normal={median},{sigma}"),
+            Self::List(list) => {
+                for (at, length) in list.iter().enumerate() {
+                    write!(f, "{}{length}", if at == 0 { "" } else { ", " })?;
+                }
+                Ok(())
+            }
+        }
+    }
 }
 
 /// How batches are made of sequences.

@@ -737,6 +737,12 @@ impl Catalogue for English {
             Label::CompletionHint => "Of each sequence; the rest of its length is the prompt",
             Label::ClipGrad => "Clip gradients",
             Label::ClipGradHint => "The largest norm, such as 1.0; empty for no clipping",
+            Label::Lengths => "Lengths",
+            Label::LengthsAsk => "Sequences of many lengths: does it last for hundreds of steps?",
+            Label::LengthsHint => {
+                "In tokens, each cut to the sequence’s; a list, or a distribution; empty for all alike"
+            }
+            Label::LengthSteps => "Steps",
             Label::Packed => "Packed sequences",
             Label::PackedHint => "Lengths of the sequences in one row, such as 1500, 548; empty for one sequence a row",
             Label::Freeze => "Frozen parts",

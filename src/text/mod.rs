@@ -6,6 +6,7 @@
 
 mod advice;
 mod en;
+mod lengths;
 mod picks;
 mod reconcile;
 mod recording;
@@ -18,6 +19,7 @@ mod words;
 use std::borrow::Cow;
 
 pub use advice::{AdviceCatalogue, Advised, Searched};
+pub use lengths::{LengthsCatalogue, LengthsSaid, ratio};
 pub use picks::PickCatalogue;
 pub use reconcile::ReconcileCatalogue;
 pub use recording::{RecordingCatalogue, Said};

@@ -28,6 +28,7 @@ impl PickCatalogue for English {
             Pick::Average => "Averaged copy (EMA)",
             Pick::Evaluation => "Evaluation",
             Pick::SequenceParallel => "Sequence parallel",
+            Pick::Batching => "Batches of them",
         }
     }
 
@@ -50,6 +51,9 @@ impl PickCatalogue for English {
             Pick::Evaluation => "A batch without gradients after the steps, its logits held until the end.",
             Pick::SequenceParallel => {
                 "Norms and residuals are split along the sequence over the tensor-parallel ranks."
+            }
+            Pick::Batching => {
+                "What a micro-batch’s rows are: each length that differs asks for blocks of its own size."
             }
         }
     }
@@ -90,6 +94,9 @@ impl PickCatalogue for English {
             Alternative::Evaluation => "after the steps",
             Alternative::WholeNorms => "no",
             Alternative::SplitNorms => "yes",
+            Alternative::PaddedBatches => "as they come, padded to the longest",
+            Alternative::BucketedBatches => "grouped by length (group_by_length)",
+            Alternative::PackedBatches => "packed: joined and cut",
         }
     }
 

@@ -3,7 +3,7 @@
 use crate::issue::IssueKind;
 use crate::machine::GpuChoice;
 use crate::plan::{Plan, Version};
-use crate::recipe::Method;
+use crate::recipe::{Distribution, Lengths, Method};
 use crate::text::Label;
 use crate::units::{Bytes, parse_bytes, parse_decimal, three_digits};
 use crate::view::job::has_momentum;
@@ -59,11 +59,15 @@ pub enum Field {
     Packed,
     /// Beginnings of names of what is not trained; empty: all is trained.
     Freeze,
+    /// Where a run's lengths come from; empty: all are as long as the sequence.
+    Lengths,
+    /// Steps of that run.
+    LengthSteps,
 }
 
 impl Field {
     /// Every field.
-    pub const ALL: [Self; 24] = [
+    pub const ALL: [Self; 26] = [
         Self::MicroBatch,
         Self::SeqLen,
         Self::GradAccum,
@@ -88,6 +92,8 @@ impl Field {
         Self::ClipGrad,
         Self::Packed,
         Self::Freeze,
+        Self::Lengths,
+        Self::LengthSteps,
     ];
 
     /// The `id` of its control.
@@ -118,6 +124,8 @@ impl Field {
             Self::ClipGrad => "clip-grad",
             Self::Packed => "packed",
             Self::Freeze => "freeze",
+            Self::Lengths => "lengths",
+            Self::LengthSteps => "length-steps",
         }
     }
 
@@ -149,6 +157,8 @@ impl Field {
             Self::ClipGrad => "recipe.clip_grad",
             Self::Packed => "recipe.packed",
             Self::Freeze => "recipe.freeze",
+            Self::Lengths => "recipe.lengths.of",
+            Self::LengthSteps => "recipe.lengths.steps",
         }
     }
 
@@ -179,6 +189,8 @@ impl Field {
             Self::ClipGrad => Label::ClipGrad,
             Self::Packed => Label::Packed,
             Self::Freeze => Label::Freeze,
+            Self::Lengths => Label::Lengths,
+            Self::LengthSteps => Label::LengthSteps,
         }
     }
 
@@ -229,7 +241,13 @@ impl Field {
             Self::MarginLow => plan.policy.margin_low = share(text)?,
             Self::MarginHigh => plan.policy.margin_high = share(text)?,
             Self::WorldSize => plan.parallel.world_size = whole(text)?,
-            Self::TensorSize | Self::Completion | Self::ClipGrad | Self::Packed | Self::Freeze => {
+            Self::TensorSize
+            | Self::Completion
+            | Self::ClipGrad
+            | Self::Packed
+            | Self::Freeze
+            | Self::Lengths
+            | Self::LengthSteps => {
                 return self.read_rare(text, plan);
             }
         }
@@ -264,7 +282,13 @@ impl Field {
             Self::MarginLow => share_text(plan.policy.margin_low),
             Self::MarginHigh => share_text(plan.policy.margin_high),
             Self::WorldSize => plan.parallel.world_size.to_string(),
-            Self::TensorSize | Self::Completion | Self::ClipGrad | Self::Packed | Self::Freeze => self.write_rare(plan),
+            Self::TensorSize
+            | Self::Completion
+            | Self::ClipGrad
+            | Self::Packed
+            | Self::Freeze
+            | Self::Lengths
+            | Self::LengthSteps => self.write_rare(plan),
         }
     }
 }
@@ -287,7 +311,20 @@ impl Field {
                 plan.recipe.clip_grad = Some(norm.ok_or_else(|| not_a("a number above 0, such as 1.0", text))?);
             }
             Self::Packed => plan.recipe.packed = listed().map(whole).collect::<Result<_, _>>()?,
-            _ => plan.recipe.freeze = listed().map(str::to_owned).collect(),
+            Self::Freeze => plan.recipe.freeze = listed().map(str::to_owned).collect(),
+            Self::Lengths if text.is_empty() => plan.recipe.lengths = None,
+            Self::Lengths => {
+                let of = Distribution::parse(text)
+                    .ok_or_else(|| not_a("uniform=64..2048, log-normal=512,0.7, or lengths such as 307, 1237", text))?;
+                let before = plan.recipe.lengths.take();
+                plan.recipe.lengths = Some(Lengths { of: of.clone(), ..before.unwrap_or_else(|| Lengths::new(of)) });
+            }
+            // What is typed for it waits until there are lengths.
+            _ => {
+                if let Some(lengths) = &mut plan.recipe.lengths {
+                    lengths.steps = whole(text)?;
+                }
+            }
         }
         Ok(())
     }
@@ -302,7 +339,9 @@ impl Field {
             }
             Self::ClipGrad => recipe.clip_grad.map_or(String::new(), |norm| norm.to_string()),
             Self::Packed => recipe.packed.iter().map(u64::to_string).collect::<Vec<_>>().join(", "),
-            _ => recipe.freeze.join(", "),
+            Self::Freeze => recipe.freeze.join(", "),
+            Self::Lengths => recipe.lengths.as_ref().map_or(String::new(), |lengths| lengths.of.to_string()),
+            _ => recipe.lengths.as_ref().map_or(300, |lengths| lengths.steps).to_string(),
         }
     }
 }

@@ -156,6 +156,7 @@ fn control(issue: &Issue, state: &State, text: &dyn Catalogue) -> (&'static str,
         "recipe.loss" => (LOSS_ID, Label::Loss),
         "recipe.optimizer.impl" => ("implementation", Label::Implementation),
         _ if starts("recipe.lora") || starts("recipe.quantization") => (LORA_ID, Label::Trained),
+        _ if starts(Field::Lengths.path()) => (Field::Lengths.id(), Label::Lengths),
         _ if starts("recipe.optimizer") => ("optimizer", Label::Optimizer),
         _ if starts("machine") => return (GPU_ID, None),
         path => {
@@ -184,13 +185,23 @@ const RARE: [Field; 10] = [
     Field::AllocConf,
 ];
 
+/// The lists that do not stand among them.
+const ELSEWHERE: [Pick; 3] = [Pick::Sharding, Pick::Quantizer, Pick::Batching];
+
+/// Whether the inputs about a run over many lengths are open: as asked for, and where something is wrong with one.
+#[must_use]
+pub fn lengths_are_open(state: &State) -> bool {
+    let path = Pick::Batching.path();
+    state.is_open(Panel::Lengths) || state.outcome.issues.iter().any(|issue| issue.field.starts_with(path))
+}
+
 /// Whether the inputs that most people leave as they are are open: as asked for, and where something is wrong with one.
 #[must_use]
 pub fn more_is_open(state: &State) -> bool {
     let wrong = |issue: &Issue| {
         let starts = |path: &str| issue.field.starts_with(path);
         RARE.iter().any(|field| starts(field.path()))
-            || Pick::ALL.iter().any(|pick| *pick != Pick::Sharding && *pick != Pick::Quantizer && starts(pick.path()))
+            || Pick::ALL.iter().any(|pick| !ELSEWHERE.contains(pick) && starts(pick.path()))
     };
     state.is_open(Panel::More) || state.outcome.issues.iter().any(wrong)
 }

@@ -10,6 +10,7 @@ mod draft;
 mod field;
 mod intake;
 pub mod job;
+pub mod lengths;
 pub mod link;
 pub mod measured;
 pub mod number;

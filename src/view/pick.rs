@@ -4,7 +4,8 @@
 use crate::plan::Plan;
 use crate::recipe::parallel::{DataParallel, Ddp, DeepSpeed, Fsdp1, Fsdp2};
 use crate::recipe::{
-    Dpo, Ema, FloatName, LigerKernel, Load, Method, Pairs, Ppo, Precision, QuantKind, Reference, Rollout, Vllm,
+    Batching, Distribution, Dpo, Ema, FloatName, Lengths, LigerKernel, Load, Method, Pairs, Ppo, Precision, QuantKind,
+    Reference, Rollout, Vllm,
 };
 
 /// A list to choose from.
@@ -30,6 +31,8 @@ pub enum Pick {
     Evaluation,
     /// Whether tensor parallelism splits norms along the sequence.
     SequenceParallel,
+    /// How batches are made of sequences of many lengths.
+    Batching,
 }
 
 /// One alternative of a list.
@@ -105,11 +108,17 @@ pub enum Alternative {
     WholeNorms,
     /// Norms split along the sequence.
     SplitNorms,
+    /// As they come, padded to the longest.
+    PaddedBatches,
+    /// Grouped by length.
+    BucketedBatches,
+    /// Joined and cut.
+    PackedBatches,
 }
 
 impl Pick {
     /// Every list.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Sharding,
         Self::Method,
         Self::Quantizer,
@@ -120,6 +129,7 @@ impl Pick {
         Self::Average,
         Self::Evaluation,
         Self::SequenceParallel,
+        Self::Batching,
     ];
 
     /// The `id` of its control.
@@ -136,6 +146,7 @@ impl Pick {
             Self::Average => "average",
             Self::Evaluation => "evaluation",
             Self::SequenceParallel => "sequence-parallel",
+            Self::Batching => "batching",
         }
     }
 
@@ -153,6 +164,7 @@ impl Pick {
             Self::Average => "recipe.ema",
             Self::Evaluation => "recipe.eval_after",
             Self::SequenceParallel => "parallel.tensor.sequence_parallel",
+            Self::Batching => "recipe.lengths",
         }
     }
 
@@ -171,6 +183,7 @@ impl Pick {
             Self::Average => &[A::NoAverage, A::AverageSame, A::AverageFloat32, A::AverageBfloat16],
             Self::Evaluation => &[A::NoEvaluation, A::Evaluation],
             Self::SequenceParallel => &[A::WholeNorms, A::SplitNorms],
+            Self::Batching => &[A::PaddedBatches, A::BucketedBatches, A::PackedBatches],
         }
     }
 
@@ -254,6 +267,10 @@ impl Alternative {
             Self::Evaluation => recipe.eval_after = true,
             Self::WholeNorms => plan.parallel.tensor.sequence_parallel = false,
             Self::SplitNorms => plan.parallel.tensor.sequence_parallel = true,
+            Self::PaddedBatches if recipe.lengths.is_none() => {}
+            Self::PaddedBatches => batching(plan, Batching::Padded),
+            Self::BucketedBatches => batching(plan, Batching::Bucketed),
+            Self::PackedBatches => batching(plan, Batching::Packed),
         }
     }
 }
@@ -270,6 +287,11 @@ fn zero(plan: &mut Plan, stage: u64) {
         _ => DeepSpeed { dtype, ..DeepSpeed::default() },
     };
     plan.parallel.data = DataParallel::DeepSpeed(DeepSpeed { stage, ..before });
+}
+
+/// How batches are made, of sequences of many lengths.
+fn batching(plan: &mut Plan, of: Batching) {
+    plan.recipe.lengths.get_or_insert_with(|| Lengths::new(Distribution::Fixed)).batching = of;
 }
 
 /// The code of weights that are quantised.

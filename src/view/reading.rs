@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::measure::{self, ImportError, Imported, Measurement, Options};
 use crate::snapshot;
 use crate::text::Locale;
+use crate::view::lengths::LengthsTable;
 use crate::view::recording::Recording;
 
 /// The longest text that is taken from the clipboard: 32 MiB.
@@ -13,6 +14,10 @@ pub const MAX_CLIPBOARD: usize = measure::MAX_TEXT;
 pub const MAX_FILE: u64 = 2 << 30;
 /// The most memory that reading a recording takes: what a browser gives to a page.
 const MOST_BYTES: usize = 2 << 30;
+/// The longest recording as JSON, which is kept whole.
+const MOST_JSON: usize = 512 << 20;
+/// How much of a file's beginning tells that it is one.
+const JSON_HEAD: usize = 1024;
 /// The most measurements of one file that are kept: the last ones.
 const MOST: usize = 200;
 
@@ -35,6 +40,8 @@ pub enum Found {
     Measurements(Vec<Measurement>),
     /// A recording of the allocator.
     Recording(Box<Recording>),
+    /// What became of a run over many lengths that was asked for.
+    Lengths(Box<LengthsTable>),
     /// It was not understood.
     Refused(ImportError),
 }
@@ -49,21 +56,45 @@ enum Kind {
     #[default]
     Nothing,
     Recording(Box<snapshot::Reader>),
+    /// A recording that was dumped as JSON: it is read once it is whole.
+    Json(Vec<u8>),
     Text(Box<measure::Reader>),
     Broken(snapshot::SnapshotError),
 }
 
-/// Whether bytes that begin so are a pickle: protocol 2 or newer, or an older one of a dictionary or a list.
+/// Whether bytes that begin so are a recording of the allocator: a pickle, or the same as JSON.
 #[must_use]
 pub fn is_recording(head: &[u8]) -> bool {
+    is_pickle(head) || is_json(head)
+}
+
+/// Protocol 2 or newer, or an older one of a dictionary or a list.
+fn is_pickle(head: &[u8]) -> bool {
     matches!(head, [0x80, 2..=5, ..]) || [&b"(dp"[..], b"(lp", b"}q", b"]q"].iter().any(|mark| head.starts_with(mark))
+}
+
+/// By its first names: a snapshot's, or a segment's in the list that PyTorch 1 makes.
+fn is_json(head: &[u8]) -> bool {
+    let head = String::from_utf8_lossy(&head[..head.len().min(JSON_HEAD)]);
+    let head = head.trim_start_matches('\u{feff}').trim_start();
+    let first = |rest: &str, names: &[&str]| {
+        let name = rest.trim_start().strip_prefix('"').and_then(|rest| rest.split('"').next());
+        name.is_some_and(|name| names.contains(&name))
+    };
+    if let Some(rest) = head.strip_prefix('{') {
+        return first(rest, &["segments", "device_traces", "allocator_settings", "external_annotations"]);
+    }
+    let segment = head.strip_prefix('[').and_then(|rest| rest.trim_start().strip_prefix('{'));
+    segment.is_some_and(|rest| first(rest, &["device", "address", "total_size"]) && rest.contains("\"total_size\""))
 }
 
 impl Incoming {
     /// Takes the next bytes; the first ones tell what it is, so they should be four at least.
     pub fn push(&mut self, bytes: &[u8]) {
         if matches!(self.0, Kind::Nothing) {
-            self.0 = if is_recording(bytes) {
+            self.0 = if is_json(bytes) {
+                Kind::Json(Vec::new())
+            } else if is_pickle(bytes) {
                 Kind::Recording(Box::new(snapshot::Reader::new(None, MOST_BYTES)))
             } else {
                 Kind::Text(Box::new(measure::Reader::new(&Options::default())))
@@ -71,6 +102,9 @@ impl Incoming {
         }
         match &mut self.0 {
             Kind::Text(reader) => reader.push(bytes),
+            // What is past the limit tells that it is too long.
+            Kind::Json(text) if text.len() > MOST_JSON => {}
+            Kind::Json(text) => text.extend_from_slice(bytes),
             Kind::Recording(reader) => {
                 if let Err(error) = reader.push(bytes) {
                     self.0 = Kind::Broken(error);
@@ -93,6 +127,15 @@ impl Incoming {
                 Found::Refused(ImportError::NotThisFormat { expected: vec!["a file with something in it".into()] })
             }
             Kind::Broken(error) => refused(&error),
+            Kind::Json(text) if text.len() > MOST_JSON => {
+                Found::Refused(ImportError::TooLarge { bytes: text.len() as u64, limit: MOST_JSON as u64 })
+            }
+            Kind::Json(text) => match snapshot::read_json(measure::decoded(&text).trim_start_matches('\u{feff}')) {
+                Ok(snapshot) => Found::Recording(Box::new(Recording::of(&snapshot, locale))),
+                Err(error) => Found::Refused(ImportError::NotRead {
+                    what: format!("JSON that begins as a recording of the allocator does and is none: {error}"),
+                }),
+            },
             Kind::Recording(reader) => match reader.finish() {
                 Ok(snapshot) => Found::Recording(Box::new(Recording::of(&snapshot, locale))),
                 Err(error) => refused(&error),

@@ -13,6 +13,7 @@ use crate::recipe::{Attention, Checkpointing, Loss, OptimizerImpl, OptimizerName
 use crate::text::LinkProblem;
 use crate::text::Locale;
 use crate::units::Bytes;
+use crate::view::lengths::Run;
 use crate::view::recording::Recording;
 use crate::view::{
     Alternative, Draft, Field, Found, GpuPick, Incoming, Intake, MAX_READ, Reading, Trained, is_recording, job, link,
@@ -39,6 +40,8 @@ pub struct State {
     pub section: Section,
     /// What was measured.
     pub measured: Measured,
+    /// A run over sequences of many lengths.
+    pub run: Run,
     /// A file that is being read.
     pub reading: Option<Reading>,
     /// The colours.
@@ -216,6 +219,8 @@ pub enum Panel {
     More,
     /// What each remedy saves, costs and needs.
     Remedies,
+    /// A run over sequences of many lengths.
+    Lengths,
 }
 
 /// The colours.
@@ -376,6 +381,8 @@ pub enum Action {
     File(Vec<u8>),
     /// A file is being read; `None`: no longer.
     Reading(Option<Reading>),
+    /// Asked for a run over sequences of many lengths, or stopped it.
+    Run(bool),
     /// So many bytes of it have been read, of so many.
     ReadSoFar(u64, Option<u64>),
     /// What was found in it.
@@ -408,6 +415,7 @@ impl State {
             panels: Vec::new(),
             section: Section::default(),
             measured: Measured::default(),
+            run: Run::None,
             reading: None,
             theme: Theme::default(),
             notice: None,
@@ -528,7 +536,23 @@ impl State {
                 if reading.is_some() {
                     self.section = Section::Measured;
                 }
+                // The reader does one thing at a time.
+                if matches!(self.run, Run::Going { .. }) {
+                    self.run = Run::None;
+                }
                 self.reading = reading;
+            }
+            Action::Run(true) => {
+                if let Ok(plan) = self.draft.plan() {
+                    self.reading = None;
+                    self.run = Run::Going { plan: Rc::new(plan), done: 0, total: 0 };
+                }
+            }
+            Action::Run(false) => self.run = Run::None,
+            Action::ReadSoFar(read, of) if matches!(self.run, Run::Going { .. }) => {
+                if let Run::Going { done, total, .. } = &mut self.run {
+                    (*done, *total) = (read, of.unwrap_or_default());
+                }
             }
             Action::ReadSoFar(read, total) => {
                 if let Some(reading) = &mut self.reading {
@@ -536,6 +560,11 @@ impl State {
                 }
             }
             // What comes after it was cancelled is not wanted.
+            Action::Found(found) if matches!(*found, Found::Lengths(_)) => {
+                if let (Run::Going { plan, .. }, Found::Lengths(table)) = (&self.run, *found) {
+                    self.run = Run::Done { plan: Rc::clone(plan), table: Rc::new(*table) };
+                }
+            }
             Action::Found(found) => {
                 if self.reading.take().is_some() {
                     self.take_found(*found);
@@ -730,6 +759,8 @@ impl State {
             Found::Recording(recording) => {
                 Measured { recording: Some(Rc::new(*recording)), taken: before.taken, ..Measured::default() }
             }
+            // No file holds one.
+            Found::Lengths(_) => before,
             Found::Refused(error) => {
                 Measured { error: Some(error), taken: before.taken, recording: before.recording, ..Measured::default() }
             }
@@ -752,6 +783,10 @@ impl State {
     }
 
     fn paste(&mut self, text: String) {
+        // As JSON.
+        if text.len() <= MAX_READ && is_recording(text.as_bytes()) {
+            return self.take_file(text.as_bytes());
+        }
         if text.len() > MAX_READ {
             let limit = Bytes(MAX_READ as u64);
             self.notice = Some(Notice::TextTooLarge { bytes: Bytes(text.len() as u64), limit });

@@ -270,3 +270,38 @@ for (const { name, ...size } of WIDTHS) {
     await close();
   });
 }
+
+for (const size of WIDTHS) {
+  test(`a run over many lengths is replayed in the worker, ${size.name}`, async () => {
+    const { page, close } = await b.open(size);
+    await page.locator("#lengths-panel > summary").click();
+    await page.fill("#lengths", "64, 500, 90, 333, 512, 17");
+    await page.fill("#length-steps", "20");
+    await page.selectOption("#batching", { label: "grouped by length (group_by_length)" });
+    await page.click("#start-run");
+    await page.locator("#run progress").waitFor();
+    const row = page.locator("#run-rows tbody tr").first();
+    await row.waitFor({ timeout: 60000 });
+    assert.match(await row.textContent(), /as planned.*GiB/);
+    assert.match(await page.textContent("#run-table"), /20 steps, 20 micro-batches padded to 17 to 512 tokens/);
+    // The table scrolls within itself, the page never sideways.
+    assert.equal(await page.evaluate(() => document.documentElement.scrollWidth), size.width);
+    await page.fill("#seq-len", "1024");
+    await page.locator("#run-table .issue").waitFor();
+    // Another one, stopped; the reader is free again.
+    await page.fill("#lengths", "uniform=64..1024");
+    await page.fill("#length-steps", "300");
+    await page.click("#start-run");
+    await page.click("#stop-run");
+    await page.locator("#start-run").waitFor();
+    assert.equal(await page.locator("#run-table").count(), 0);
+    // The link holds the lengths.
+    await page.waitForTimeout(600);
+    const path = await page.evaluate(() => location.hash);
+    await close();
+    const again = await b.open({ ...size, path });
+    await again.page.locator("#lengths-panel > summary").click();
+    assert.equal(await again.page.inputValue("#lengths"), "uniform=64..1024");
+    await again.close();
+  });
+}

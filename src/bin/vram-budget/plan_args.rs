@@ -284,27 +284,14 @@ pub(crate) fn numbered<T: DeserializeOwned>(text: &str) -> Result<T, String> {
 
 /// Where lengths come from.
 fn distribution(text: &str) -> Result<Distribution, String> {
-    let number = |text: &str| text.trim().parse().map_err(|_| format!("`{text}` is not a whole number of tokens"));
-    let list = |text: &str| {
-        let numbers = text.split(|c: char| c == ',' || c.is_whitespace()).filter(|n| !n.is_empty());
-        numbers.map(number).collect::<Result<Vec<u64>, _>>().map(Distribution::List)
+    let read = |text: &str| {
+        let expected = "write fixed, uniform=MIN..MAX, log-normal=MEDIAN,SIGMA, or lengths such as 307,1237,1300";
+        Distribution::parse(text).ok_or_else(|| expected.to_owned())
     };
-    if text == "fixed" {
-        return Ok(Distribution::Fixed);
+    if text.contains('=') || text == "fixed" || text.starts_with(|c: char| c.is_ascii_digit()) {
+        return read(text);
     }
-    if let Some(range) = text.strip_prefix("uniform=") {
-        let (min, max) = range.split_once("..").ok_or("write uniform=MIN..MAX")?;
-        return Ok(Distribution::Uniform { min: number(min)?, max: number(max)? });
-    }
-    if let Some(shape) = text.strip_prefix("log-normal=") {
-        let (median, sigma) = shape.split_once(',').ok_or("write log-normal=MEDIAN,SIGMA")?;
-        let sigma = sigma.trim().parse().map_err(|_| format!("`{sigma}` is not a number"))?;
-        return Ok(Distribution::LogNormal { median: number(median)?, sigma });
-    }
-    if text.starts_with(|c: char| c.is_ascii_digit()) {
-        return list(text);
-    }
-    list(&input::document(Path::new(text)).map_err(|error| format!("{error:#}"))?)
+    read(&input::document(Path::new(text)).map_err(|error| format!("{error:#}"))?)
 }
 
 fn precision() -> impl TypedValueParser<Value = Choice<Precision>> {

@@ -8,6 +8,7 @@ mod bill;
 mod controls;
 mod frame;
 mod job;
+mod lengths;
 mod measured;
 mod more;
 mod platform;

@@ -422,6 +422,18 @@ pub(crate) fn stop_reading(store: &Handle) -> Callback<MouseEvent> {
     })
 }
 
+/// Has the worker work out the run over many lengths of the inputs, or stops it.
+pub(crate) fn run(store: &Handle, go: bool) -> Callback<MouseEvent> {
+    let dispatcher = store.dispatcher();
+    let plan = if go { store.0.draft.plan().ok() } else { None };
+    Callback::from(move |_| {
+        let text = plan.as_ref().and_then(|plan| serde_json::to_string(plan).ok());
+        dispatcher.dispatch(Action::Run(go));
+        let text = text.map_or(JsValue::NULL, JsValue::from);
+        later(0, move || tell(&window(), "vram-budget:read", &text));
+    })
+}
+
 /// Takes what the worker says: how far it is, what it found, or that it failed.
 fn heard(said: &JsValue, dispatcher: &Dispatcher) {
     let get = |key: &str| js_sys::Reflect::get(said, &key.into()).ok().and_then(|value| value.as_string());

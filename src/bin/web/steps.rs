@@ -11,6 +11,7 @@ use crate::answer::{anchor, busy};
 use crate::controls::{exact, text_field};
 use crate::frame::mark_class;
 use crate::job::adapters_form;
+use crate::lengths::lengths_panel;
 use crate::store::Handle;
 
 /// The four steps; none without an answer.
@@ -44,6 +45,7 @@ fn section(store: &Handle, step: &Step) -> Html {
                 if let Some(gauge) = &step.gauge { { gauge_picture(gauge) } }
                 { for step.notes.iter().map(|note| html! { <p class="note">{ note.clone() }</p> }) }
                 if step.question == Question::Rigid { { adapters_form(store) } }
+                if step.question == Question::Margin { { lengths_panel(store) } }
                 if !step.remedies.is_empty() { { remedies(store, step, &step.remedies, text) } }
                 if !step.more_remedies.is_empty() {
                     <details class="note">

@@ -10,8 +10,9 @@ use vram_budget::bill::{Instant, Part};
 use vram_budget::decide::RemedyId;
 use vram_budget::machine::GpuChoice;
 use vram_budget::recipe::{Attention, Checkpointing, Loss, OptimizerImpl, OptimizerName, Precision};
+use vram_budget::view::lengths::{LengthsRow, LengthsTable};
 use vram_budget::view::measured::{EXAMPLE_DOCUMENT, EXAMPLE_OOM, EXAMPLE_SCRIPT};
-use vram_budget::view::{Action, Alternative, Field, GpuPick, Notice, Panel, State, Trained, example};
+use vram_budget::view::{Action, Alternative, Field, Found, GpuPick, Notice, Panel, State, Trained, example};
 use yew::LocalServerRenderer;
 
 use crate::app::{App, Props};
@@ -89,6 +90,15 @@ fn elements(html: &str) -> Vec<Element> {
     all
 }
 
+/// The inputs of a run over many lengths.
+fn lengths() -> [Action; 3] {
+    [
+        Action::Panel(Panel::Lengths, true),
+        Action::Type(Field::Lengths, "uniform=64..2048".into()),
+        Action::Alternative(Alternative::BucketedBatches),
+    ]
+}
+
 /// States that between them show every part of the page.
 fn states() -> Vec<(&'static str, State)> {
     let mut fits = example();
@@ -135,6 +145,19 @@ fn states() -> Vec<(&'static str, State)> {
                 typed(Field::TensorSize, "2"),
             ]),
         ),
+        ("a run over many lengths that is going", after(lengths().into_iter().chain([Action::Run(true)]))),
+        ("a run over many lengths that is done, of earlier inputs", {
+            let mut table =
+                LengthsTable { head: "2 steps".into(), findings: vec!["One.".into()], ..Default::default() };
+            table.after = vec!["After step 2".into()];
+            let peaks = ["2 GiB", "1 GiB", "2.00"].map(str::to_owned);
+            let after_step = vec!["2 GiB".to_owned()];
+            table.rows =
+                vec![LengthsRow { setting: "as planned".into(), end: "fits".into(), peaks, after: after_step }];
+            table.problems = vec!["A problem.".into()];
+            let found = Action::Found(Box::new(Found::Lengths(Box::new(table))));
+            after(lengths().into_iter().chain([Action::Run(true), found, typed(Field::LengthSteps, "7")]))
+        }),
         ("open cell", after([Action::Cell(Part::Activations, Instant::Loss)])),
         ("empty cell", after([Action::Cell(Part::Gradients, Instant::Forward)])),
         (

@@ -1,17 +1,25 @@
-//! The program in a worker, where it reads long files: `boot.js` hands it their bytes in events of the worker.
+//! The program in a worker, where it reads long files and replays long runs: `boot.js` hands it their bytes, or a plan, in
+//! events of the worker.
 
 use std::cell::RefCell;
 
 use gloo::events::EventListener;
 use js_sys::Uint8Array;
+use vram_budget::fragmentation::Study;
+use vram_budget::plan::Plan;
 use vram_budget::text::Locale;
-use vram_budget::view::Incoming;
+use vram_budget::view::lengths::LengthsTable;
+use vram_budget::view::{Found, Incoming};
 use wasm_bindgen::{JsCast, JsValue};
 use web_sys::{CustomEvent, CustomEventInit, EventTarget};
 
 thread_local! {
     static INCOMING: RefCell<Incoming> = RefCell::default();
+    static STUDY: RefCell<Option<Study>> = const { RefCell::new(None) };
 }
+
+/// How long the worker works before it looks whether that is still wanted, in ms.
+const SLICE_MS: f64 = 100.0;
 
 /// Takes pieces, and says what was found when they have ended.
 pub(crate) fn listen() {
@@ -23,13 +31,46 @@ pub(crate) fn listen() {
         }
     });
     let end = EventListener::new(&worker, "vram-budget:end", |_| {
-        let found = INCOMING.take().finish(Locale::En);
-        if let Ok(found) = serde_json::to_string(&found) {
-            tell(&js_sys::global().unchecked_into(), "vram-budget:found", &found.into());
+        say(&INCOMING.take().finish(Locale::En));
+    });
+    // A plan whose run over many lengths is to be worked out; an empty text: none any more.
+    let run = EventListener::new(&worker, "vram-budget:run", |event| {
+        let Some(text) = event.dyn_ref::<CustomEvent>().and_then(|event| event.detail().as_string()) else { return };
+        STUDY.set(None);
+        let Ok(plan) = serde_json::from_str::<Plan>(&text) else { return };
+        match Study::new(&plan) {
+            Ok(study) => STUDY.set(Some(study)),
+            Err(issues) => say(&Found::Lengths(Box::new(LengthsTable::refused(&issues, Locale::En)))),
         }
     });
-    piece.forget();
-    end.forget();
+    let more = EventListener::new(&worker, "vram-budget:more", |_| more());
+    for listener in [piece, end, run, more] {
+        listener.forget();
+    }
+}
+
+/// Goes on with the run for a while, and says how far it is or what was found.
+fn more() {
+    let start = js_sys::Date::now();
+    while let Some(mut study) = STUDY.take() {
+        match study.advance() {
+            Ok(true) => return say(&Found::Lengths(Box::new(LengthsTable::of(&study, Locale::En)))),
+            Err(issues) => return say(&Found::Lengths(Box::new(LengthsTable::refused(&issues, Locale::En)))),
+            Ok(false) => {}
+        }
+        let (done, total) = study.progress();
+        STUDY.set(Some(study));
+        if js_sys::Date::now() - start > SLICE_MS {
+            let detail = js_sys::Array::of2(&done.to_string().into(), &total.to_string().into());
+            return tell(&js_sys::global().unchecked_into(), "vram-budget:so-far", &detail);
+        }
+    }
+}
+
+fn say(found: &Found) {
+    if let Ok(found) = serde_json::to_string(found) {
+        tell(&js_sys::global().unchecked_into(), "vram-budget:found", &found.into());
+    }
 }
 
 /// Sends an event.

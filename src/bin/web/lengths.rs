@@ -1,0 +1,143 @@
+//! A run over sequences of many lengths: its inputs, how far it is, what was found. Drawn once it is asked for.
+
+use vram_budget::text::{Label, LengthsSaid, Locale};
+use vram_budget::view::lengths::{LengthsRow, LengthsTable, Run};
+use vram_budget::view::{Action, Field, Panel, Pick, job};
+use yew::prelude::*;
+
+use crate::controls::text_field;
+use crate::job::row;
+use crate::more::pick_row;
+use crate::platform;
+use crate::store::{Ask, Handle};
+
+/// What is offered as an example.
+const EXAMPLES: [&str; 3] = ["uniform=64..2048", "log-normal=512,0.7", "307, 1237, 1300, 88, 2048"];
+
+/// The panel, closed until someone opens it.
+pub(crate) fn lengths_panel(store: &Handle) -> Html {
+    let open = job::lengths_are_open(&store.0);
+    let onclick = store.on(move |event: MouseEvent| {
+        event.prevent_default();
+        Action::Panel(Panel::Lengths, !open)
+    });
+    html! {
+        <details class="more-inputs" id="lengths-panel" {open}>
+            <summary {onclick}>{ store.text().label(Label::LengthsAsk) }</summary>
+            if open { { inside(store) } }
+        </details>
+    }
+}
+
+#[inline(never)]
+fn inside(store: &Handle) -> Html {
+    let text = store.text();
+    let say = |said: LengthsSaid<'_>| Locale::En.lengths().say(&said);
+    let given = !store.0.draft.text(Field::Lengths).trim().is_empty();
+    let example = |of: &'static str| {
+        html! {
+            <button class="plain" type="button" onclick={store.on(move |_: MouseEvent| Action::Type(Field::Lengths, of.into()))}>
+                { of }
+            </button>
+        }
+    };
+    html! {
+        <>
+            <p class="small">{ say(LengthsSaid::Hint) }</p>
+            <div class="form">
+                { row(text.label(Label::Lengths), Field::Lengths.id(), html! {
+                    <>
+                        { text_field(store, Field::Lengths, "wide left", Some(Label::LengthsHint)) }
+                        <span class="hint">
+                            { say(LengthsSaid::Example) }{ " " }
+                            { for EXAMPLES.iter().enumerate().map(|(at, of)| html! {
+                                <>{ if at == 0 { "" } else { " · " } }{ example(of) }</>
+                            }) }
+                        </span>
+                    </>
+                }) }
+                if given {
+                    { pick_row(store, Pick::Batching) }
+                    { row(text.label(Label::LengthSteps), Field::LengthSteps.id(), text_field(store, Field::LengthSteps, "tiny", None)) }
+                }
+            </div>
+            { work(store) }
+        </>
+    }
+}
+
+/// The button, how far the work is, and what was found.
+fn work(store: &Handle) -> Html {
+    let say = |said: LengthsSaid<'_>| Locale::En.lengths().say(&said);
+    let button = |id: &'static str, said: LengthsSaid<'_>, go: bool| {
+        let disabled = go && store.0.is_stale();
+        html! {
+            <div class="acts">
+                <button class="btn" type="button" {id} {disabled} onclick={platform::run(store, go)}>{ say(said) }</button>
+            </div>
+        }
+    };
+    match &store.0.run {
+        Run::None => button("start-run", LengthsSaid::Start, true),
+        Run::Going { done, total, .. } => {
+            let known = (*total > 0).then_some(());
+            html! {
+                <div class="readback" id="run">
+                    <p id="run-line">{ say(LengthsSaid::Progress(*done, *total)) }</p>
+                    <progress aria-labelledby="run-line" max={known.map(|()| total.to_string())} value={known.map(|()| done.to_string())} />
+                    { button("stop-run", LengthsSaid::Stop, false) }
+                </div>
+            }
+        }
+        Run::Done { plan, table } => {
+            let earlier = store.0.draft.plan().is_ok_and(|now| now != **plan);
+            html! {
+                <>
+                    { button("start-run", LengthsSaid::Start, true) }
+                    <div id="run-table" aria-live="polite">
+                        if earlier { <p class="issue">{ say(LengthsSaid::Earlier) }</p> }
+                        { found(table) }
+                    </div>
+                </>
+            }
+        }
+    }
+}
+
+fn found(table: &LengthsTable) -> Html {
+    let say = |said: LengthsSaid<'_>| Locale::En.lengths().say(&said);
+    let head = |said: LengthsSaid<'_>| html! { <th scope="col" class="n">{ say(said) }</th> };
+    let figure = |figure: &String| html! { <td class="n">{ figure.clone() }</td> };
+    let one = |row: &LengthsRow| {
+        html! {
+            <tr>
+                <th scope="row">
+                    { row.setting.clone() }
+                    if !row.end.is_empty() { <><br /><span class="soft">{ row.end.clone() }</span></> }
+                </th>
+                { for row.peaks.iter().chain(&row.after).map(figure) }
+            </tr>
+        }
+    };
+    html! {
+        <>
+            if !table.head.is_empty() {
+                <div class="readback">
+                    <p><strong>{ table.head.clone() }</strong></p>
+                    { for table.findings.iter().map(|finding| html! { <p>{ finding.clone() }</p> }) }
+                </div>
+            }
+            if !table.rows.is_empty() {
+                <div class="scroll"><table class="small" id="run-rows">
+                    <thead><tr>
+                        <th scope="col">{ say(LengthsSaid::SettingHead) }</th>
+                        { head(LengthsSaid::Reserved) }{ head(LengthsSaid::Allocated) }{ head(LengthsSaid::Ratio) }
+                        { for table.after.iter().map(|after| html! { <th scope="col" class="n">{ after.clone() }</th> }) }
+                    </tr></thead>
+                    <tbody>{ for table.rows.iter().map(one) }</tbody>
+                </table></div>
+            }
+            { for table.problems.iter().map(|problem| html! { <p class="issue">{ problem.clone() }</p> }) }
+        </>
+    }
+}
