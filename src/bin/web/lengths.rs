@@ -9,7 +9,7 @@ use crate::controls::text_field;
 use crate::job::row;
 use crate::more::pick_row;
 use crate::platform;
-use crate::store::{Ask, Handle};
+use crate::store::Handle;
 
 /// What is offered as an example.
 const EXAMPLES: [&str; 3] = ["uniform=64..2048", "log-normal=512,0.7", "307, 1237, 1300, 88, 2048"];
