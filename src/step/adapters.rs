@@ -414,8 +414,10 @@ pub(crate) fn issues(model: &dyn Model, lora: &Lora, quantized: bool) -> Vec<Iss
         issues.push(Issue::new("recipe.lora", IssueKind::NotModelled { what }));
         return issues;
     }
-    // "No `target_modules` passed but also no `target_parameters` found" (`inject_adapter`): a mixture without experts.
-    if issues.is_empty() && !trained(model, lora).iter().any(|(one, _)| matches!(one, Trained::A(_))) {
+    // "No `target_modules` passed but also no `target_parameters` found" (`inject_adapter`): a mixture without experts. That no
+    // name is given at all is the recipe's issue.
+    let named = !(lora.targets.is_empty() && lora.target_parameters.is_empty());
+    if named && issues.is_empty() && !trained(model, lora).iter().any(|(one, _)| matches!(one, Trained::A(_))) {
         let expected = "layers that this model has".into();
         issues.push(Issue::new("recipe.lora.targets", IssueKind::Missing { expected }));
     }
