@@ -213,6 +213,10 @@ impl Catalogue for English {
         }
     }
 
+    fn megatron_implementation(&self) -> &'static str {
+        "fused by Transformer Engine or Apex (FusedAdam)"
+    }
+
     fn attention(&self, attention: Attention) -> &'static str {
         match attention {
             Attention::Sdpa => "SDPA (flash)",

@@ -103,6 +103,8 @@ pub trait Catalogue: PickCatalogue {
     fn optimizer(&self, name: OptimizerName) -> &'static str;
     /// An implementation of an optimizer.
     fn implementation(&self, implementation: OptimizerImpl) -> &'static str;
+    /// The implementation that Megatron-LM takes of Adam, whatever a recipe says.
+    fn megatron_implementation(&self) -> &'static str;
     /// An attention implementation.
     fn attention(&self, attention: Attention) -> &'static str;
     /// A backend of `scaled_dot_product_attention`.

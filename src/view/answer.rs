@@ -5,6 +5,7 @@ use crate::decide::{Decision, Fact, Reason, Status, VerdictKind};
 use crate::estimate::Note;
 use crate::measure::TierName;
 use crate::plan::Plan;
+use crate::recipe::parallel::DataParallel;
 use crate::recipe::{OptimizerImpl, OptimizerName};
 use crate::text::{Catalogue, Label, Msg, Term};
 use crate::units::{Bytes, three_digits};
@@ -188,6 +189,7 @@ fn binding_sentence(plan: &Plan, decision: &Decision, text: &dyn Catalogue) -> (
     if bill.binding == Instant::Step
         && temporaries > Bytes::ZERO
         && optimizer.name != OptimizerName::Sgd
+        && !matches!(plan.parallel.data, DataParallel::Megatron(_))
         && optimizer.name.implementations().len() > 1
     {
         let implementation = optimizer.implementation();

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use serde_json::{Value, json};
 use vram_budget::decide::search::{Answers, Found, Search, Space, Target, halve};
 use vram_budget::plan::Plan;
+use vram_budget::recipe::parallel::DataParallel;
 use vram_budget::recipe::{Checkpointing, Optimizer, OptimizerName};
 use vram_budget::text::{Advised, Catalogue, Locale, Searched};
 
@@ -183,7 +184,10 @@ fn line(text: &dyn Catalogue, found: &Found, out: &mut dyn Write) -> io::Result<
     } else {
         format!(", {} on {} GPUs", parallel.data.name(), parallel.world_size)
     };
-    let implementation = text.implementation(recipe.optimizer.implementation());
+    let implementation = match parallel.data {
+        DataParallel::Megatron(_) => text.megatron_implementation(),
+        _ => text.implementation(recipe.optimizer.implementation()),
+    };
     let optimizer = match recipe.optimizer.name.implementations() {
         [] => text.optimizer(recipe.optimizer.name).to_owned(),
         _ => format!("{} ({implementation})", text.optimizer(recipe.optimizer.name)),

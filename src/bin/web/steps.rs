@@ -16,7 +16,8 @@ use crate::store::Handle;
 
 /// The four steps; none without an answer.
 pub(crate) fn steps(store: &Handle) -> Vec<Step> {
-    let of = |shown: &Shown| steps::steps(&shown.plan().policy, shown.decision(), priced(store), store.text());
+    let of =
+        |shown: &Shown| steps::steps(&shown.plan().policy_in_force(), shown.decision(), priced(store), store.text());
     store.0.outcome.shown.as_ref().map(of).unwrap_or_default()
 }
 
