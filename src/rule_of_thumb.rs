@@ -43,7 +43,7 @@ fn shards(parallel: &Parallel) -> [u64; 3] {
             _ => [ranks / options.replicas.max(1); 3],
         },
         DataParallel::Fsdp2(options) => [ranks / options.replicas.max(1); 3],
-        DataParallel::None | DataParallel::Ddp(_) | DataParallel::Megatron(_) => [1; 3],
+        DataParallel::None | DataParallel::Ddp(_) | DataParallel::Dp(_) | DataParallel::Megatron(_) => [1; 3],
     }
 }
 

@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 use vram_budget::bill::{Instant, Part};
-use vram_budget::estimate::{Job, estimate, quick};
+use vram_budget::estimate::{Job, estimate, quick, ranks};
 use vram_budget::measure::{Case, Figure, ReadingName};
 use vram_budget::model::ModelSource;
 use vram_budget::plan::Plan;
-use vram_budget::recipe::parallel::{DataParallel, Ddp, Fsdp1, Fsdp2, Parallel, TensorParallel};
+use vram_budget::recipe::parallel::{DataParallel, Ddp, Dp, Fsdp1, Fsdp2, Parallel, TensorParallel};
 use vram_budget::recipe::{Precision, Recipe};
 use vram_budget::reconcile::predict;
 
@@ -106,6 +106,49 @@ fn readings_are_exact() {
         seen += 1;
     }
     assert_eq!(seen, 168 + 28);
+}
+
+/// What the second GPU of a process is off by: its part of the batch and of the model's buffers, which come and go with a forward.
+const OF_BATCH: u64 = 64 * 1024;
+
+/// The first GPU of a process under `nn.DataParallel` is as recorded, to the byte; of the second both peaks, but for its batch.
+#[test]
+fn data_parallel_is_as_recorded() {
+    let mut seen = 0;
+    for (case, plan, measured) in cases_of(include_str!("data/distributed-steps/data-parallel.jsonl")) {
+        let prediction = predict(&plan).unwrap();
+        let DataParallel::Dp(Dp { gpu }) = plan.parallel.data else { panic!("{}", case.id) };
+        if gpu == 0 {
+            for reading in &case.readings {
+                let (Figure::Bytes(measured), Some(ours)) = (&reading.figure, prediction.0.get(&reading.name)) else {
+                    continue;
+                };
+                assert_eq!(ours, measured, "{} {}", case.id, reading.name);
+            }
+        }
+        for (name, measured) in [ReadingName::MaxAllocated, ReadingName::MaxReserved].into_iter().zip(measured) {
+            let ours = prediction.0[&name].unsigned_abs() as f64;
+            assert!((ours - measured).abs() <= OF_BATCH as f64, "{} {name}: {ours}, {measured}", case.id);
+        }
+        seen += 1;
+    }
+    assert_eq!(seen, 34);
+}
+
+/// Over one GPU `nn.DataParallel` calls the model; over several the first holds more than any other.
+#[test]
+fn the_first_gpu_of_a_process_binds() {
+    let of = |world_size: u64, data: DataParallel| {
+        plan(64, 4, 128, 300, Parallel { world_size, data, ..Parallel::default() })
+    };
+    let dp = DataParallel::Dp(Dp::default());
+    assert_eq!(quick(&of(1, dp.clone())).unwrap().bill, quick(&of(1, DataParallel::None)).unwrap().bill);
+    let of_all = ranks(&of(4, dp)).unwrap();
+    assert_eq!(of_all.len(), 4);
+    assert!(of_all[1..].iter().all(|other| other.peak_bytes < of_all[0].peak_bytes));
+    assert!(of_all[1..].iter().all(|other| other.parts.get(Part::States).get() == 0));
+    let outside = of(2, DataParallel::Dp(Dp { gpu: 2 }));
+    assert_eq!(quick(&outside).unwrap_err()[0].field, "parallel.data.dp.gpu");
 }
 
 /// What the optimizer holds on each rank at a stage of ZeRO.

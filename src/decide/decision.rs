@@ -152,10 +152,11 @@ impl<'a> Situated<'a> {
 }
 
 /// The work of a plan whose speed can be estimated: what several models and phases take is not modelled. Megatron-LM says what
-/// it runs again and which kernels it runs apart from the recipe, which is not read here.
+/// it runs again and which kernels it runs apart from the recipe, which is not read here; `nn.DataParallel` waits for copies and for
+/// Python's threads.
 pub(crate) fn work_of(plan: &Plan) -> Option<Work> {
-    let megatron = matches!(plan.parallel.data, DataParallel::Megatron(_));
-    (plan.recipe.method.is_none() && !megatron).then(|| Work::of(plan)).flatten()
+    let apart = matches!(plan.parallel.data, DataParallel::Megatron(_) | DataParallel::Dp(_));
+    (plan.recipe.method.is_none() && !apart).then(|| Work::of(plan)).flatten()
 }
 
 /// One walk of a plan whose precision is known.

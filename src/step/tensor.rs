@@ -399,6 +399,12 @@ impl Tensor {
             && self.0.shape.is_dense()
     }
 
+    /// How many refer to it or to its storage.
+    pub(crate) fn references(&self) -> usize {
+        let shares = self.0.storage.as_ref().map_or(0, |storage| storage.tape.0.log.shares(storage.id));
+        Rc::strong_count(&self.0).saturating_add(shares as usize)
+    }
+
     /// Whether this is the only reference to the impl.
     pub(crate) fn is_sole_reference(&self) -> bool {
         Rc::strong_count(&self.0) == 1

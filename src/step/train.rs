@@ -612,7 +612,7 @@ impl<'a> Loop<'a> {
         t.enter(Instant::Forward);
         t.mark(Mark::MicroBatch);
         let batch = t.scope("batch", || match &self.actors {
-            None => self.model.batch(&self.run),
+            None => self.scattered(),
             Some(actors) => actors.batch(&self.run),
         });
         self.batch = None;
@@ -654,6 +654,17 @@ impl<'a> Loop<'a> {
         t.mark(Mark::ForwardEnd);
         t.scope("loss", || self.backward());
         t.mark(Mark::BackwardEnd);
+    }
+
+    /// The micro-batch, or what this device computes of one that lies here whole.
+    fn scattered(&self) -> Vec<Tensor> {
+        let parts = self.tape.wrapper().map_or(1, |wrapper| wrapper.scatters());
+        if parts == 1 {
+            return self.model.batch(&self.run);
+        }
+        let rows = self.run.batch;
+        let whole = Run { batch: Dim::plain(rows.n.saturating_mul(parts)), ..self.run.clone() };
+        self.model.batch(&whole).iter().map(|of| of.alias(of.shape().narrowed(0, rows))).collect()
     }
 
     /// A batch without gradients, its outputs alive at the end as in an evaluation loop.

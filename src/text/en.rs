@@ -1083,6 +1083,7 @@ const fn sharding(parallel: &Parallel) -> &'static str {
     match &parallel.data {
         DataParallel::None => "one GPU",
         DataParallel::Ddp(_) => "DDP",
+        DataParallel::Dp(_) => "nn.DataParallel",
         DataParallel::Fsdp1(_) => "FSDP1",
         DataParallel::Fsdp2(_) => "FSDP2",
         DataParallel::DeepSpeed(DeepSpeed { stage, .. }) => match stage {

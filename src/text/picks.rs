@@ -35,7 +35,7 @@ impl PickCatalogue for English {
     fn pick_meaning(&self, pick: Pick) -> &'static str {
         match pick {
             Pick::Sharding => {
-                "What of the model each GPU holds: all of it (DDP), or a shard of the optimizer’s states (ZeRO-1), of the gradients too (ZeRO-2), of everything (FSDP, ZeRO-3)."
+                "What of the model each GPU holds: all of it (DDP; nn.DataParallel, whose first GPU holds more), or a shard of the optimizer’s states (ZeRO-1), of the gradients too (ZeRO-2), of everything (FSDP, ZeRO-3)."
             }
             Pick::Method => {
                 "Preferences and rewards run two answers at once; GRPO generates, scores and then learns, each a phase with a peak of its own."
@@ -62,6 +62,7 @@ impl PickCatalogue for English {
         match alternative {
             Alternative::NoWrapper => "nothing",
             Alternative::Ddp => "DDP",
+            Alternative::Dp => "nn.DataParallel (one process)",
             Alternative::Fsdp2 => "FSDP2 (fully_shard)",
             Alternative::Fsdp1 => "FSDP1",
             Alternative::Zero1 => "DeepSpeed ZeRO-1",

@@ -100,7 +100,8 @@ impl Layout {
         let within = |replicas: u64| (data / replicas.max(1)).max(1);
         let wide = |wide: bool| wide.then_some(4.0);
         match &parallel.data {
-            DataParallel::None => base,
+            // Not estimated ([`crate::decide`]).
+            DataParallel::None | DataParallel::Dp(_) => base,
             DataParallel::Ddp(ddp) => Self { reduce_width: ddp.bf16_compress.then_some(2.0), ..base },
             DataParallel::Fsdp1(Fsdp1 { strategy, replicas, mixed_precision, offload_cpu, .. }) => Self {
                 shard: match strategy {

@@ -2,7 +2,7 @@
 //! leave as it is.
 
 use crate::plan::Plan;
-use crate::recipe::parallel::{DataParallel, Ddp, DeepSpeed, Fsdp1, Fsdp2};
+use crate::recipe::parallel::{DataParallel, Ddp, DeepSpeed, Dp, Fsdp1, Fsdp2};
 use crate::recipe::{
     Batching, Distribution, Dpo, Ema, FloatName, Lengths, LigerKernel, Load, Method, Pairs, Ppo, Precision, QuantKind,
     Reference, Rollout, Vllm,
@@ -42,6 +42,8 @@ pub enum Alternative {
     NoWrapper,
     /// DDP.
     Ddp,
+    /// `nn.DataParallel`.
+    Dp,
     /// `fully_shard`.
     Fsdp2,
     /// `FullyShardedDataParallel`.
@@ -173,7 +175,7 @@ impl Pick {
     pub const fn alternatives(self) -> &'static [Alternative] {
         use Alternative as A;
         match self {
-            Self::Sharding => &[A::NoWrapper, A::Ddp, A::Fsdp2, A::Zero1, A::Zero2, A::Zero3, A::Fsdp1],
+            Self::Sharding => &[A::NoWrapper, A::Ddp, A::Fsdp2, A::Zero1, A::Zero2, A::Zero3, A::Fsdp1, A::Dp],
             Self::Method => &[A::NextToken, A::Dpo, A::DpoPrecomputed, A::Reward, A::Grpo, A::GrpoVllm, A::Ppo],
             Self::Quantizer => &[A::Nf4Double, A::Nf4, A::Fp4, A::Int8],
             Self::Float8 => &[A::NoFloat8, A::Float8],
@@ -217,6 +219,8 @@ impl Alternative {
             Self::NoWrapper => *data = DataParallel::None,
             Self::Ddp if matches!(data, DataParallel::Ddp(_)) => {}
             Self::Ddp => *data = DataParallel::Ddp(Ddp::default()),
+            Self::Dp if matches!(data, DataParallel::Dp(_)) => {}
+            Self::Dp => *data = DataParallel::Dp(Dp::default()),
             Self::Fsdp2 if matches!(data, DataParallel::Fsdp2(_)) => {}
             Self::Fsdp2 => *data = DataParallel::Fsdp2(Fsdp2::default()),
             Self::Fsdp1 if matches!(data, DataParallel::Fsdp1(_)) => {}

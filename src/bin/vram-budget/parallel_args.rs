@@ -2,7 +2,7 @@
 
 use clap::builder::PossibleValuesParser;
 use vram_budget::recipe::parallel::{
-    DataParallel, Ddp, DeepSpeed, Fsdp1, Fsdp2, Megatron, MixedPrecision, Reshard, ShardingStrategy, Wrap,
+    DataParallel, Ddp, DeepSpeed, Dp, Fsdp1, Fsdp2, Megatron, MixedPrecision, Reshard, ShardingStrategy, Wrap,
 };
 use vram_budget::recipe::{FloatName, Parallel};
 
@@ -37,6 +37,9 @@ pub(crate) struct ParallelArgs {
     /// Expert-parallel ranks [default: 1]
     #[arg(long, value_name = "N")]
     ep: Option<u64>,
+    /// nn.DataParallel: the GPU that is looked at, from 0 [default: 0, which holds the most]
+    #[arg(long, value_name = "GPU")]
+    dp_gpu: Option<u64>,
     /// FSDP: copies of the sharded model [default: 1]
     #[arg(long, value_name = "N")]
     replicas: Option<u64>,
@@ -77,7 +80,7 @@ pub(crate) struct ParallelArgs {
     virtual_pipeline: Option<u64>,
 }
 
-const KINDS: [&str; 9] = ["none", "ddp", "fsdp1", "fsdp2", "zero0", "zero1", "zero2", "zero3", "megatron"];
+const KINDS: [&str; 10] = ["none", "dp", "ddp", "fsdp1", "fsdp2", "zero0", "zero1", "zero2", "zero3", "megatron"];
 
 fn reshard(text: &str) -> Result<Reshard, String> {
     match text {
@@ -104,6 +107,7 @@ impl ParallelArgs {
             && *kind != flag_of(&parallel.data)
         {
             parallel.data = match kind.as_str() {
+                "dp" => DataParallel::Dp(Dp::default()),
                 "ddp" => DataParallel::Ddp(Ddp::default()),
                 "fsdp1" => DataParallel::Fsdp1(Fsdp1::default()),
                 "fsdp2" => DataParallel::Fsdp2(Fsdp2::default()),
@@ -154,6 +158,10 @@ impl ParallelArgs {
                 megatron.use_distributed_optimizer |= self.distributed_optimizer;
                 set(&mut megatron.virtual_pipeline, self.virtual_pipeline);
             }
+            DataParallel::Dp(dp) => {
+                taken(&["dp-gpu"]);
+                set(&mut dp.gpu, self.dp_gpu);
+            }
             DataParallel::DeepSpeed(_) | DataParallel::None => {}
         }
         match left.first() {
@@ -168,6 +176,7 @@ impl ParallelArgs {
     /// The flags that some wrappers alone take, of those given.
     fn given(&self) -> Vec<&'static str> {
         let all = [
+            ("dp-gpu", self.dp_gpu.is_some()),
             ("replicas", self.replicas.is_some()),
             ("sharding-strategy", self.sharding_strategy.is_some()),
             ("reshard-after-forward", self.reshard_after_forward.is_some()),

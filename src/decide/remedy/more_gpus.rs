@@ -21,7 +21,7 @@ fn change(situation: &Situation<'_>) -> Option<Plan> {
     let with = |times: u64| {
         let mut plan = plan.clone();
         plan.parallel.world_size = plan.parallel.world_size.checked_mul(times)?;
-        if matches!(plan.parallel.data, DataParallel::None | DataParallel::Ddp(_)) {
+        if matches!(plan.parallel.data, DataParallel::None | DataParallel::Ddp(_) | DataParallel::Dp(_)) {
             plan.parallel.data = DataParallel::Fsdp2(Fsdp2::default());
         }
         let recipe = &mut plan.recipe;

@@ -1,4 +1,4 @@
-//! The next stage of sharding on the same GPUs: from DDP to FSDP2, from one ZeRO stage to the next, from parameters that stay
+//! The next stage of sharding on the same GPUs: from whole copies to FSDP2, from one ZeRO stage to the next, from parameters that stay
 //! gathered to those that are gathered again (A11: more sharding).
 
 use super::{Effect, RemedyId, Rule, Situation};
@@ -24,7 +24,7 @@ fn next(data: &DataParallel) -> Option<DataParallel> {
     let mut data = data.clone();
     let more = match &mut data {
         DataParallel::None => false,
-        DataParallel::Ddp(_) => {
+        DataParallel::Ddp(_) | DataParallel::Dp(_) => {
             data = DataParallel::Fsdp2(Fsdp2::default());
             true
         }

@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 use super::not_modelled;
 use crate::issue::Issue;
 use crate::recipe::parallel::{
-    DataParallel, Ddp, DeepSpeed, Fsdp1, Fsdp2, InitDevice, MixedPrecision, Prefetch, Reshard, TensorParallel, Wrap,
+    DataParallel, Ddp, DeepSpeed, Dp, Fsdp1, Fsdp2, InitDevice, MixedPrecision, Prefetch, Reshard, TensorParallel, Wrap,
 };
 use crate::recipe::{Checkpointing, FloatName, Parallel, Recipe};
 
@@ -112,6 +112,7 @@ pub(super) fn read(raw: Map<String, Value>, recipe: &mut Recipe, to: &mut Parall
                 bf16_compress: f.take("comm_hook").is_some_and(|hook| hook == "bf16"),
             })
         }
+        "dp" => DataParallel::Dp(Dp { gpu: f.number("gpu", 0) }),
         "fsdp1" => DataParallel::Fsdp1(Fsdp1 {
             strategy: f.get("strategy").unwrap_or_default(),
             replicas: f.number("replicas", 1),

@@ -32,6 +32,9 @@ impl Parallel {
             DataParallel::Ddp(ddp) => {
                 in_range("parallel.data.ddp.bucket_cap_mb", ddp.bucket_cap_mb, 1, MAX_BUCKET_MB);
             }
+            DataParallel::Dp(of) => {
+                in_range("parallel.data.dp.gpu", of.gpu, 0, self.world_size.saturating_sub(1));
+            }
             DataParallel::DeepSpeed(zero) => {
                 in_range("parallel.data.deepspeed.stage", zero.stage, 0, 3);
             }

@@ -15,6 +15,8 @@ pub enum DataParallel {
     None,
     /// `torch.nn.parallel.DistributedDataParallel`.
     Ddp(Ddp),
+    /// `torch.nn.DataParallel`: one process for all GPUs.
+    Dp(Dp),
     /// `torch.distributed.fsdp.FullyShardedDataParallel`.
     Fsdp1(Fsdp1),
     /// `torch.distributed.fsdp.fully_shard`; with replicas, hybrid sharding (HSDP).
@@ -39,12 +41,23 @@ impl DataParallel {
         match self {
             Self::None => "none",
             Self::Ddp(_) => "ddp",
+            Self::Dp(_) => "dp",
             Self::Fsdp1(_) => "fsdp1",
             Self::Fsdp2(_) => "fsdp2",
             Self::DeepSpeed(_) => "deepspeed",
             Self::Megatron(_) => "megatron",
         }
     }
+}
+
+/// Which part of a job under `torch.nn.DataParallel` is looked at. The micro-batch is that of one GPU: the loop's is as many
+/// times as large as there are GPUs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields, default)]
+pub struct Dp {
+    /// The GPU, from 0. The first holds the model, the gradients, the optimizer's states and all outputs; the others are alike.
+    pub gpu: u64,
 }
 
 /// Options of DDP.

@@ -50,7 +50,8 @@ impl Tape {
         if x.dtype() == dtype || !x.dtype().is_floating() {
             return x.clone();
         }
-        let leaf = x.gathering_node().filter(|_| x.dtype() == Dtype::F32);
+        let replica = self.wrapper().is_some_and(|wrapper| wrapper.replicates());
+        let leaf = x.gathering_node().filter(|_| x.dtype() == Dtype::F32 && !replica);
         if let Some(id) = leaf
             && let Some(cast) = self.cached_cast(id)
         {

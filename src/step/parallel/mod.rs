@@ -6,6 +6,7 @@
 
 mod ddp;
 mod deepspeed;
+mod dp;
 mod flat;
 mod fsdp1;
 mod fsdp2;
@@ -67,6 +68,14 @@ pub(crate) trait Wrapper: Debug {
     fn gathers_modules(&self) -> bool {
         false
     }
+    /// Whether modules compute with copies of the parameters, which are no leaves of the graph.
+    fn replicates(&self) -> bool {
+        false
+    }
+    /// Into how many parts a batch is split that lies here whole.
+    fn scatters(&self) -> u64 {
+        1
+    }
     /// Whether linear layers run as ZeRO's stage 3 has them.
     fn replaces_linear(&self) -> bool {
         false
@@ -105,6 +114,7 @@ pub(crate) fn gathered(tape: &Tape, model: &dyn Model, plan: &Plan, weights: Dty
     match &plan.parallel.data {
         DataParallel::Fsdp1(options) => Some(fsdp1::gathered(tape, model, plan, options, weights)),
         DataParallel::Fsdp2(options) => Some(fsdp2::gathered(tape, model, plan, options, weights)),
+        DataParallel::Dp(options) if options.gpu > 0 => Some(dp::gathered(tape, model, weights)),
         DataParallel::DeepSpeed(options) => match options.stage {
             0 => None,
             3 => Some(zero3::gathered(tape, model, plan, options, weights)),
@@ -155,6 +165,11 @@ pub(crate) fn wrap(
         DataParallel::Ddp(options) => {
             let trained = freeze::trained(model, &plan.recipe, built.weights());
             (Rc::new(ddp::wrap(tape, options, trained, model.buffer_bytes(weights))), None)
+        }
+        // Over one GPU it calls the model.
+        DataParallel::Dp(options) if plan.parallel.data_ranks() > 1 => {
+            let wrapper = dp::wrap(built, plan, options.gpu, &model.buffer_bytes(weights));
+            (Rc::new(wrapper), (options.gpu > 0).then(Vec::new))
         }
         DataParallel::DeepSpeed(options) if options.stage == 0 => {
             let (wrapper, masters) = deepspeed::wrap(tape, built, options);

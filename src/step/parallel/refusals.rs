@@ -60,6 +60,15 @@ pub(crate) fn refusals(model: &dyn Model, plan: &Plan) -> Vec<Issue> {
     let mut not = |field: &str, what: String| issues.push(Issue::new(field, IssueKind::NotModelled { what }));
     match &parallel.data {
         DataParallel::None | DataParallel::Ddp(_) | DataParallel::Megatron(_) => {}
+        DataParallel::Dp(_) => {
+            if recipe.loss != Loss::Hf {
+                not("recipe.loss", "another way to compute the loss under nn.DataParallel".into());
+            }
+            let checkpointed = matches!(recipe.checkpointing, Checkpointing::None | Checkpointing::Full);
+            if !checkpointed {
+                not("recipe.checkpointing", "other checkpointing than of every layer under nn.DataParallel".into());
+            }
+        }
         DataParallel::Fsdp1(options) => {
             let tied = model.parameters().first().is_some_and(|words| words.linear);
             for (on, what) in fsdp1(options, parallel.data_ranks(), tied, recipe.grad_accum > 1) {

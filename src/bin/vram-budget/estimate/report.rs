@@ -39,7 +39,7 @@ pub(super) fn print(
         smallest_card(text, smallest, out)?;
     }
     host(decision, out)?;
-    all_ranks(text, ranks, out)?;
+    all_ranks(text, plan, ranks, out)?;
     phases(text, plan, decision, out)?;
     tree(text, decision, out)?;
     if let Some(speed) = &decision.throughput {
@@ -135,7 +135,10 @@ fn job(text: &dyn Catalogue, plan: &Plan, out: &mut dyn Write) -> io::Result<()>
     let mut optimizer = text.optimizer(recipe.optimizer.name).to_owned();
     if !recipe.optimizer.name.implementations().is_empty() {
         optimizer.push(' ');
-        optimizer.push_str(text.implementation(recipe.optimizer.implementation()));
+        optimizer.push_str(match plan.parallel.data {
+            DataParallel::Megatron(_) => text.megatron_implementation(),
+            _ => text.implementation(recipe.optimizer.implementation()),
+        });
     }
     writeln!(
         out,
@@ -150,6 +153,7 @@ fn layout(parallel: &Parallel) -> String {
     let wrapper = match &parallel.data {
         DataParallel::None => String::new(),
         DataParallel::Ddp(_) => "DDP over ".into(),
+        DataParallel::Dp(_) => "nn.DataParallel over ".into(),
         DataParallel::Fsdp1(_) => "FSDP1 over ".into(),
         DataParallel::Fsdp2(_) => "FSDP2 over ".into(),
         DataParallel::DeepSpeed(options) => format!("DeepSpeed ZeRO-{} over ", options.stage),
@@ -167,25 +171,30 @@ fn layout(parallel: &Parallel) -> String {
                 None => format!("the pipeline rank, of {stages}, that holds the most"),
             }
         }
+        DataParallel::Dp(of) => format!("GPU {}", of.gpu),
         _ => "rank 0".to_owned(),
     };
     format!("{wrapper}{} data-parallel ranks{tensor}; the figures are those of {whose}", parallel.data_ranks())
 }
 
-/// Every pipeline rank at its own peak; the one that holds the most is marked.
-fn all_ranks(text: &dyn Catalogue, ranks: &[RankEstimate], out: &mut dyn Write) -> io::Result<()> {
+/// Every rank of a pipeline, or GPU of a process, at its own peak; the one that holds the most is marked.
+fn all_ranks(text: &dyn Catalogue, plan: &Plan, ranks: &[RankEstimate], out: &mut dyn Write) -> io::Result<()> {
     let most = ranks.iter().map(|rank| rank.peak_bytes).max();
     if ranks.is_empty() {
         return Ok(());
     }
-    write!(out, "\n{:<14} {:>6} {:>9}", "Pipeline, GiB", "layers", "in flight")?;
+    let (title, one) = match plan.parallel.data {
+        DataParallel::Dp(_) => ("GPUs, GiB", "GPU"),
+        _ => ("Pipeline, GiB", "rank"),
+    };
+    write!(out, "\n{title:<14} {:>6} {:>9}", "layers", "in flight")?;
     for part in Part::ALL {
         write!(out, " {:>16}", text.part(part))?;
     }
     writeln!(out, " {:>12}  peak", "total")?;
     for rank in ranks {
         let mark = if Some(rank.peak_bytes) == most { "*" } else { " " };
-        write!(out, "{:<14} {:>6} {:>9}", format!("rank {}", rank.rank), rank.layers, rank.in_flight)?;
+        write!(out, "{:<14} {:>6} {:>9}", format!("{one} {}", rank.rank), rank.layers, rank.in_flight)?;
         for part in Part::ALL {
             write!(out, " {:>16}", gib(rank.parts.get(part)))?;
         }
