@@ -18,6 +18,7 @@ use vram_budget::view::answer::Answer;
 use vram_budget::view::bill::BillTable;
 use vram_budget::view::lengths::{LengthsTable, Run};
 use vram_budget::view::measured::{EXAMPLE_DOCUMENT, EXAMPLE_OOM, EXAMPLE_SCRIPT, Understood, unit_options};
+use vram_budget::view::phases::PhaseTable;
 use vram_budget::view::steps::steps;
 use vram_budget::view::timeline::Timeline;
 use vram_budget::view::{
@@ -36,6 +37,14 @@ fn start() -> Rc<State> {
 /// The state once every remedy is priced.
 fn priced(mut state: Rc<State>) -> Rc<State> {
     while state.is_unpriced() {
+        state = state.reduce(Action::Work);
+    }
+    state
+}
+
+/// The state once the allocator is replayed.
+fn refined(mut state: Rc<State>) -> Rc<State> {
+    while state.outcome.is_refining() {
         state = state.reduce(Action::Work);
     }
     state
@@ -242,6 +251,33 @@ fn rare_inputs_are_read_and_open_where_something_is_wrong() {
     assert_eq!(shown(&grpo).recipe.method.unwrap().rollout().unwrap().completion, 1000);
     let none = after(&grpo, [Action::Alternative(Alternative::NextToken)]);
     assert_eq!(shown(&none), &example());
+}
+
+#[test]
+fn a_job_of_several_phases_shows_each_with_its_peak_and_what_holds_it() {
+    let table = |state: &State| {
+        let shown = state.outcome.shown.as_ref().unwrap();
+        PhaseTable::of(shown.plan(), shown.decision(), text())
+    };
+    let small = after(&start(), [Action::Preset("qwen2.5-0.5b".into())]);
+    assert_eq!(table(&refined(Rc::clone(&small))), None, "the training step is all");
+    let ppo = after(&small, [Action::Alternative(Alternative::Ppo)]);
+    assert_eq!(table(&ppo), None, "the walk alone does not tell");
+    let ppo = refined(ppo);
+    let table = table(&ppo).unwrap();
+    let names: Vec<_> = table.rows.iter().map(|row| row.name).collect();
+    let all = ["Generation", "Policy’s scores", "Reference’s scores", "Rewards", "Critic’s values", "Training step"];
+    assert_eq!(names, all);
+    assert_eq!(table.sentence, "The peak of the job is in the training step.");
+    let most = table.rows.iter().max_by_key(|row| row.exact).unwrap();
+    assert!(most.binds && table.rows.iter().filter(|row| row.binds).count() == 1);
+    assert_eq!(most.exact, allocated(&ppo));
+    for row in &table.rows {
+        // Policy and critic; reference and rewards: each in BF16 as in the published 494 million parameters.
+        assert!(row.held.iter().any(|(name, gib)| *name == "other models" && gib == "1.84"), "{row:?}");
+    }
+    let cache = |row: usize| table.rows[row].held.iter().any(|(name, _)| *name == "key-value cache");
+    assert!(cache(0) && !cache(1), "only generation keeps keys and values");
 }
 
 #[test]

@@ -814,6 +814,15 @@ impl Catalogue for English {
             Label::Source => "Source",
             Label::KnownHow => "Known how",
             Label::Total => "Together",
+            Label::Phases => "Phases",
+            Label::PhasesCaption => {
+                "The most allocated at once in each phase of the job, and what holds it. What the bill above lists is the training step alone."
+            }
+            Label::PhaseHead => "Phase",
+            Label::AllocatedGib => "Allocated, GiB",
+            Label::HeldByGib => "Held by, GiB",
+            Label::Vllm => "vLLM",
+            Label::VllmNotKnown => "its share of a card that is not known",
             Label::TimelineAsk => "Memory of tensors through one training step, from the second step on.",
             Label::TimelineNote => "The order of events, not clock time.",
             Label::TimelineAlt => "Memory through one training step. The bill above has the same figures as a table.",
@@ -969,6 +978,7 @@ impl Catalogue for English {
                 let card = card.map_or(String::new(), |card| format!(" of {card}"));
                 format!("Needs {needed}{card}: {}", parts.join(", "))
             }
+            Msg::PeakInPhase { phase } => format!("The peak of the job is {}.", self.at_phase(*phase)),
             Msg::SumsHead { instant } => capitalised(self.at_instant(*instant)),
             Msg::ShareOf { share } => (*share).into(),
             Msg::RigidFact { share: Some(share) } => format!("GiB = {share} of the card"),

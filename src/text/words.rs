@@ -6,6 +6,7 @@ use crate::decide::VerdictKind;
 use crate::issue::Issue;
 use crate::measure::Unit;
 use crate::recipe::{OptimizerImpl, OptimizerName};
+use crate::step::log::Phase;
 use crate::units::Bytes;
 
 /// A label without figures.
@@ -152,6 +153,14 @@ pub enum Label {
     Source,
     KnownHow,
     Total,
+    // The phases, below it.
+    Phases,
+    PhasesCaption,
+    PhaseHead,
+    AllocatedGib,
+    HeldByGib,
+    Vllm,
+    VllmNotKnown,
     // The timeline.
     TimelineAsk,
     TimelineNote,
@@ -273,6 +282,8 @@ pub enum Msg<'a> {
     Binding { instant: Instant, largest: Part, bytes: Bytes },
     /// The optimizer's temporaries make the step the peak.
     BindingStep { name: OptimizerName, implementation: OptimizerImpl, temporaries: Bytes },
+    /// The phase that binds.
+    PeakInPhase { phase: Phase },
     /// The bar in words.
     BarAlt { needed: Bytes, card: Option<Bytes>, parts: &'a [(Part, Bytes)] },
     /// Head of the answer's sums.

@@ -14,6 +14,7 @@ pub mod lengths;
 pub mod link;
 pub mod measured;
 pub mod number;
+pub mod phases;
 mod pick;
 mod reading;
 pub mod recording;

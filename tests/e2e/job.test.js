@@ -191,6 +191,21 @@ for (const { name, ...size } of WIDTHS) {
     await close();
   });
 
+  test(`${name}: a job of several phases shows which of them binds`, async () => {
+    const { page, close } = await b.open(size);
+    assert.equal(await page.locator("#phases").count(), 0);
+    await page.selectOption("#model", "qwen2.5-0.5b");
+    await page.locator("#more-inputs > summary").click();
+    await page.selectOption("#method", { label: "rewards (GRPO)" });
+    const rows = page.locator("#phases tbody tr");
+    await eventually(async () => assert.deepEqual(await rows.evaluateAll((all) => all.map((tr) => tr.firstChild.innerText)), ["Generation", "Training step"]));
+    assert.deepEqual(await rows.evaluateAll((all) => all.map((tr) => tr.children[2].innerText)), ["", "binds"]);
+    assert.match(await rows.first().innerText(), /key-value cache \d/);
+    await page.selectOption("#method", { label: "the next token" });
+    await eventually(async () => assert.equal(await page.locator("#phases").count(), 0));
+    await close();
+  });
+
   test(`${name}: adapters are chosen where the rigid cost is, and stay in the link`, async () => {
     const { page, close } = await b.open(size);
     const before = await answer(page);

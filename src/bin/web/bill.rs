@@ -9,6 +9,7 @@ use yew::prelude::*;
 
 use crate::answer::{key, letter, term_button};
 use crate::controls::exact;
+use crate::phases::phase_table;
 use crate::store::Handle;
 
 /// The section.
@@ -23,6 +24,7 @@ pub(crate) fn bill_section(store: &Handle) -> Html {
                 <h2 id="h-bill">{ text.label(Label::Bill) }</h2>
                 <div class="scroll">{ bill_table(store, &table) }</div>
                 <p class="note">{ text.label(Label::BillNote) }</p>
+                { phase_table(store) }
             </div>
         </section>
     }

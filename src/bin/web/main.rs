@@ -11,6 +11,7 @@ mod job;
 mod lengths;
 mod measured;
 mod more;
+mod phases;
 mod platform;
 mod steps;
 mod store;

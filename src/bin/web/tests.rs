@@ -9,7 +9,7 @@ use futures::executor::block_on;
 use vram_budget::bill::{Instant, Part};
 use vram_budget::decide::RemedyId;
 use vram_budget::machine::GpuChoice;
-use vram_budget::recipe::{Attention, Checkpointing, Loss, OptimizerImpl, OptimizerName, Precision};
+use vram_budget::recipe::{Attention, Checkpointing, Loss, Method, OptimizerImpl, OptimizerName, Ppo, Precision};
 use vram_budget::view::lengths::{LengthsRow, LengthsTable};
 use vram_budget::view::measured::{EXAMPLE_DOCUMENT, EXAMPLE_OOM, EXAMPLE_SCRIPT};
 use vram_budget::view::{Action, Alternative, Field, Found, GpuPick, Notice, Panel, State, Trained, example};
@@ -99,6 +99,15 @@ fn lengths() -> [Action; 3] {
     ]
 }
 
+/// PPO, its allocator replayed.
+fn several_phases() -> State {
+    let mut plan = example();
+    plan.model = vram_budget::model::ModelSource::Preset("qwen2.5-0.5b".into());
+    plan.recipe.seq_len = 512;
+    plan.recipe.method = Some(Method::Ppo(Ppo::default()));
+    State::new(&plan)
+}
+
 /// States that between them show every part of the page.
 fn states() -> Vec<(&'static str, State)> {
     let mut fits = example();
@@ -158,6 +167,7 @@ fn states() -> Vec<(&'static str, State)> {
             let found = Action::Found(Box::new(Found::Lengths(Box::new(table))));
             after(lengths().into_iter().chain([Action::Run(true), found, typed(Field::LengthSteps, "7")]))
         }),
+        ("phases of PPO", several_phases()),
         ("open cell", after([Action::Cell(Part::Activations, Instant::Loss)])),
         ("empty cell", after([Action::Cell(Part::Gradients, Instant::Forward)])),
         (
@@ -300,4 +310,14 @@ fn wrong_fields_say_so_beside_them_and_in_the_summary() {
     // The last good answer stays.
     assert_eq!(by_id("verdict").text, "Does not fit");
     assert!(all.iter().any(|e| e.get("class") == Some("stale")));
+}
+
+#[test]
+fn a_job_of_several_phases_lists_them_below_the_bill() {
+    let all = elements(&render(several_phases()));
+    let table = all.iter().find(|e| e.get("id") == Some("phases")).unwrap();
+    assert!(table.text.contains("Critic’s values") && table.text.contains("other models 1.84"), "{}", table.text);
+    assert_eq!(table.text.matches("binds").count(), 2, "its head and one phase");
+    let all = elements(&render(State::new(&example())));
+    assert!(all.iter().all(|e| e.get("id") != Some("phases")));
 }

@@ -18,7 +18,7 @@ use vram_budget::recipe::{Checkpointing, Parallel};
 use vram_budget::step::capacity::SmallestCard;
 use vram_budget::step::log::Phase;
 use vram_budget::step::readings::{CheckpointReadings, Holder, PhaseReadings};
-use vram_budget::text::{Advised, Catalogue, Locale};
+use vram_budget::text::{Advised, Catalogue, Label, Locale};
 use vram_budget::throughput::Throughput;
 use vram_budget::units::{Bytes, grouped, three_digits};
 use vram_budget::versions::holding;
@@ -309,8 +309,8 @@ fn phases(text: &dyn Catalogue, plan: &Plan, decision: &Decision, out: &mut dyn 
             .collect();
         match on_card.beside {
             Some(Bytes::ZERO) => {}
-            Some(bytes) => held.push(format!("vLLM {}", gib(bytes))),
-            None => held.push("vLLM, its share of a card that is not known".to_owned()),
+            Some(bytes) => held.push(format!("{} {}", text.label(Label::Vllm), gib(bytes))),
+            None => held.push(format!("{}, {}", text.label(Label::Vllm), text.label(Label::VllmNotKnown))),
         }
         let allocated = gib(on_card.allocated());
         writeln!(out, "{:<18} {allocated:>14}{mark}  {}", text.phase(*phase), held.join(", "))?;
