@@ -1,7 +1,7 @@
 // Starts the program and says so when it does not start. Plain JavaScript: it must run where the program cannot.
 (function () {
   "use strict";
-  // The same script begins the worker that reads long files.
+  // The same script begins the worker that reads long files and works out answers.
   if (typeof document === "undefined") return readFiles();
   var root = document.documentElement;
   try {
@@ -137,16 +137,18 @@
     new Instance(rest, Object.assign({ first: own }, imports));
   }
 
-  // Long files are read in a worker, which has a program of its own from the same modules. `vram-budget:read` gives it
-  // one, or stops it; what it says is sent as `vram-budget:heard`. `data-reader` is on the root while it is there.
+  // Long files are read in a worker, which has a program of its own from the same modules; `vram-budget:read` gives it
+  // one, or stops it. What is asked about a measurement is worked out there too: `vram-budget:ask`. What it says is sent
+  // as `vram-budget:heard`. `data-reader` is on the root while it is there.
   function employ(url, program) {
     var worker;
     var job = 0;
+    var turn = 0;
     function begin() {
       worker = new Worker(url);
       worker.onmessage = function (event) {
         if (event.data.ready) root.dataset.reader = "";
-        else if (event.data.job === job) dispatchEvent(new CustomEvent("vram-budget:heard", { detail: event.data }));
+        else if (event.data.turn ? event.data.turn === turn : event.data.job === job) dispatchEvent(new CustomEvent("vram-budget:heard", { detail: event.data }));
       };
       worker.onerror = function (event) {
         event.preventDefault();
@@ -159,6 +161,10 @@
       };
       worker.postMessage(program);
     }
+    // Of two questions the later one is answered alone; none takes back the last.
+    addEventListener("vram-budget:ask", function (event) {
+      worker.postMessage({ turn: ++turn, question: event.detail });
+    });
     addEventListener("vram-budget:read", function (event) {
       worker.postMessage({ job: ++job, blob: event.detail });
     });
@@ -169,7 +175,7 @@
   // worker, and what it fetches, is not needed.
   function readFiles() {
     var LIMIT = Math.pow(2, 31);
-    var wanted, before, ended;
+    var wanted, before, ended, begun, turn, answer;
     addEventListener("vram-budget:found", function (event) {
       if (ended) postMessage({ job: ended, found: event.detail });
       ended = 0;
@@ -180,7 +186,12 @@
     onmessage = function (event) {
       var given = event.data;
       if (!before) {
-        before = begin(given);
+        before = begun = begin(given);
+        return;
+      }
+      if (given.turn) {
+        turn = given.turn;
+        if (given.question) begun.then(function () { study(given); });
         return;
       }
       wanted = given.job;
@@ -193,6 +204,21 @@
           postMessage({ job: given.job, failed: String(error) });
         });
     };
+    addEventListener("vram-budget:answered", function (event) {
+      answer = event.detail;
+    });
+    // A plan after the other, and what comes in between is heard.
+    function study(given) {
+      if (given.turn !== turn) return;
+      answer = null;
+      dispatchEvent(new CustomEvent("vram-budget:question", { detail: given.question }));
+      (function walk() {
+        if (given.turn !== turn) return;
+        for (var end = Date.now() + 30; !answer && Date.now() < end; ) dispatchEvent(new CustomEvent("vram-budget:walk"));
+        if (answer) postMessage({ turn: given.turn, answered: answer });
+        else setTimeout(walk);
+      })();
+    }
     function begin(program) {
       var Own = WebAssembly.Instance;
       WebAssembly.Instance = function (module, imports) {

@@ -586,8 +586,7 @@ fn the_timeline_stays_in_its_frame_and_peaks_at_the_binding_instant() {
 }
 
 fn understood(state: &State) -> Understood {
-    let decision = state.outcome.shown.as_ref().map(|shown| shown.decision());
-    Understood::new(&state.measured, decision, text(), Locale::En.report()).unwrap()
+    Understood::new(&state.measured, state.outcome.shown.as_ref(), text(), Locale::En.report()).unwrap()
 }
 
 #[test]

@@ -10,7 +10,7 @@ use crate::decide::work_of;
 use crate::issue::Issue;
 use crate::measure::{Measurement, ReadingName, Reported, TierName};
 use crate::order::sort_short_by;
-use crate::plan::Plan;
+use crate::plan::{Framework, Plan};
 use crate::reconcile::hypothesis::outside::{PROCESS, USED, is_level};
 use crate::reconcile::hypothesis::score::{Evidence, evidence, misfit};
 use crate::reconcile::{Change, Prediction, Reconciliation, Search, Suspect, candidates, predict};
@@ -84,6 +84,14 @@ struct Sample<'a> {
     prediction: Prediction,
     /// How far allocated figures are off at the instants of the step, where that is the same everywhere; 0 included.
     beside: Option<f64>,
+}
+
+/// The job that was measured: the plan's, or the one that the document names, on the plan's machine and versions.
+#[must_use]
+pub fn job_of(plan: &Plan, measurement: &Measurement) -> Plan {
+    let Some(own) = &measurement.plan else { return plan.clone() };
+    let framework = Framework { alloc_conf: own.framework.alloc_conf.clone(), ..plan.framework.clone() };
+    Plan { machine: plan.machine.clone(), framework, ..own.clone() }
 }
 
 /// Fits `runs`, each a plan and what was measured of it.

@@ -2,11 +2,13 @@
 //! [`super::ReportCatalogue`].
 
 use crate::calibration::Quantity;
+use crate::measure::TierName;
 use crate::plan::Plan;
 use crate::reconcile::empirical::{Beyond, Empirical, EmpiricalPeak, Instant, Unfit};
 use crate::reconcile::{Certainty, Change, Comparison, Entry, Hypothesis, Reconciliation, Suspect, Symptom, Why};
 use crate::text::Locale;
 use crate::text::en::English;
+use crate::units::Bytes;
 
 /// What one language says. Every method is one idea; none has a default.
 pub trait ReconcileCatalogue: Sync {
@@ -16,6 +18,8 @@ pub trait ReconcileCatalogue: Sync {
     fn change(&self, change: Change) -> String;
     /// A suspect, as a sentence that says it is so; `plan` is what the measurement was held against.
     fn suspect(&self, suspect: &Suspect, plan: &Plan) -> String;
+    /// The same as a noun phrase: what is taken over.
+    fn suspected(&self, suspect: &Suspect) -> String;
     /// How far it can be trusted, as words before a noun: `high confidence`.
     fn certainty(&self, certainty: Certainty) -> &'static str;
     /// How much of the difference it explains, how far it can be trusted, and what it makes worse.
@@ -32,6 +36,10 @@ pub trait ReconcileCatalogue: Sync {
     fn quantity(&self, quantity: &Quantity) -> String;
     /// What a plan was calibrated by, as a sentence before its quantities.
     fn calibrated(&self, measurements: u64) -> String;
+    /// What a calibration is called, as a noun.
+    fn calibration(&self) -> &'static str;
+    /// The interval of a tier's peak, as a phrase.
+    fn within(&self, tier: TierName, within: [Bytes; 2]) -> String;
     /// What a configuration's free memory would buy, as a phrase; empty where it buys nothing.
     fn buys(&self, entry: &Entry) -> String;
     /// What stands out among configurations, as sentences.

@@ -184,6 +184,18 @@ pub enum Label {
     UnitQuestion,
     DropHere,
     NoPlanNeeded,
+    // What explains the difference, what the texts show, what is fitted.
+    Explaining,
+    TakeOver,
+    OtherExplanations,
+    CheckBy,
+    Remedy,
+    Calibrate,
+    Fitting,
+    NothingToFit,
+    Calibration,
+    RemoveCalibration,
+    NoCalibration,
     // Errors.
     ProblemTitle,
     LinkCopied,

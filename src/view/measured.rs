@@ -1,13 +1,13 @@
 //! Predicted against measured.
 
-use crate::decide::Decision;
 use crate::measure::explain::{causes, facts, facts_together};
 use crate::measure::{Figure, FormatId, Imported, Measurement, ReadingName, TierName, Unit};
 use crate::reconcile::{Prediction, compare};
 use crate::text::{Catalogue, Label, Msg, ReportCatalogue};
 use crate::units::{Bytes, GIB};
 use crate::view::number::signed_gib;
-use crate::view::{Measured, read};
+use crate::view::study::MOST;
+use crate::view::{Measured, Shown, read};
 
 /// PyTorch's message of a full card, to try.
 pub const EXAMPLE_OOM: &str = include_str!("examples/oom.txt");
@@ -15,9 +15,6 @@ pub const EXAMPLE_OOM: &str = include_str!("examples/oom.txt");
 pub const EXAMPLE_SCRIPT: &str = include_str!("examples/script.json");
 /// A measurement document of the same run.
 pub const EXAMPLE_DOCUMENT: &str = include_str!("examples/measurement.json");
-
-/// How many measurements of one text are shown.
-const MOST: usize = 8;
 
 /// What a text says.
 #[derive(Clone, Debug, PartialEq)]
@@ -63,20 +60,20 @@ pub struct Row {
 }
 
 impl Understood {
-    /// What the last text says, beside what `decision` predicts; `None` without one.
+    /// What the last text says, beside what is predicted; `None` without one.
     #[must_use]
     pub fn new(
         measured: &Measured,
-        decision: Option<&Decision>,
+        shown: Option<&Shown>,
         text: &dyn Catalogue,
         words: &dyn ReportCatalogue,
     ) -> Option<Self> {
-        (!measured.taken.is_empty()).then(|| Self::of(measured, decision, text, words))
+        (!measured.taken.is_empty()).then(|| Self::of(measured, shown, text, words))
     }
 
     /// Out of line: the first answer is drawn without it.
     #[inline(never)]
-    fn of(measured: &Measured, decision: Option<&Decision>, text: &dyn Catalogue, words: &dyn ReportCatalogue) -> Self {
+    fn of(measured: &Measured, shown: Option<&Shown>, text: &dyn Catalogue, words: &dyn ReportCatalogue) -> Self {
         let taken = &*measured.taken;
         let report = |measurement: &Measurement| {
             let causes = causes(measurement);
@@ -87,7 +84,7 @@ impl Understood {
                 first: causes.first().map(|cause| words.advice(cause)),
                 causes: causes.iter().map(|cause| words.cause(cause)).collect(),
                 facts: facts(measurement).iter().map(|fact| words.fact(fact)).collect(),
-                rows: rows(measurement, decision, text),
+                rows: rows(measurement, shown, text),
             }
         };
         Self {
@@ -100,11 +97,11 @@ impl Understood {
 }
 
 /// The figures of a run beside the predicted ones. What a tool reports of one instant is no figure of a step.
-fn rows(measurement: &Measurement, decision: Option<&Decision>, text: &dyn Catalogue) -> Vec<Row> {
-    let readings = decision.and_then(|decision| decision.estimate.readings.as_ref());
-    let refining = decision.is_some_and(Decision::awaits_replay);
+fn rows(measurement: &Measurement, shown: Option<&Shown>, text: &dyn Catalogue) -> Vec<Row> {
+    let readings = shown.and_then(|shown| Some((shown.plan(), shown.decision().estimate.readings.as_ref()?)));
+    let refining = shown.is_some_and(|shown| shown.decision().awaits_replay());
     let unknown = text.label(if refining { Label::Refining } else { Label::NotKnown });
-    let prediction = readings.map(Prediction::from).unwrap_or_default();
+    let prediction = readings.map(|(plan, readings)| Prediction::of(plan, readings)).unwrap_or_default();
     compare(&prediction, measurement)
         .into_iter()
         .filter(|row| !matches!(row.name, ReadingName::Reported(_) | ReadingName::Stat(_) | ReadingName::Tracked(_)))

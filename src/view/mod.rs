@@ -21,6 +21,7 @@ pub mod recording;
 pub mod remedy;
 mod state;
 pub mod steps;
+pub mod study;
 pub mod timeline;
 
 pub use draft::{CONFIG_PATH, Draft, GpuPick, Trained};

@@ -15,6 +15,7 @@ use crate::text::Locale;
 use crate::units::Bytes;
 use crate::view::lengths::Run;
 use crate::view::recording::Recording;
+use crate::view::study::{Answered, Asked, Explained, Fitted};
 use crate::view::{
     Alternative, Draft, Field, Found, GpuPick, Incoming, Intake, MAX_READ, Reading, Trained, is_recording, job, link,
     read, recognise,
@@ -221,6 +222,8 @@ pub enum Panel {
     Remedies,
     /// A run over sequences of many lengths.
     Lengths,
+    /// What else explains a measurement.
+    Offers,
 }
 
 /// The colours.
@@ -278,6 +281,12 @@ pub struct Measured {
     pub taken: Rc<[Measurement]>,
     /// The recording of the allocator that was read last.
     pub recording: Option<Rc<Recording>>,
+    /// What is being worked out of it.
+    pub asked: Option<Asked>,
+    /// What explains it; `None` while that is worked out for other inputs.
+    pub explained: Option<Rc<Explained>>,
+    /// What was fitted to it last, until the inputs change.
+    pub fitted: Option<Rc<Fitted>>,
 }
 
 /// Something to tell.
@@ -375,6 +384,16 @@ pub enum Action {
     Forget,
     /// Took over the job that the one measurement names.
     UseMeasuredPlan,
+    /// Took over what explains the measurement, by its place.
+    TakeOffer(usize),
+    /// Had the plan fitted to the measurement.
+    Calibrate,
+    /// Took the calibration out of the plan, under this name.
+    RemoveCalibration(String),
+    /// What was asked about the measurement is worked out.
+    Answered(Box<Answered>),
+    /// What was read or worked out elsewhere failed.
+    Failed,
     /// Pasted or dropped this text outside any field.
     Paste(String),
     /// Dropped or picked a file with these bytes.
@@ -525,6 +544,31 @@ impl State {
             Action::MeasuredText(text) => self.read_measurement(text, None),
             Action::MeasuredUnit(unit) => self.read_measurement(self.measured.text.clone(), Some(unit)),
             Action::Forget => self.measured = Measured::default(),
+            Action::TakeOffer(at) => {
+                let explained = self.measured.explained.clone();
+                let offer = explained.as_ref().and_then(|explained| explained.offers.get(at));
+                if let Some((name, plan)) = offer.and_then(|offer| offer.take.as_ref()) {
+                    self.try_plan(plan, name.clone());
+                }
+            }
+            Action::Calibrate => self.ask(true),
+            Action::RemoveCalibration(name) => {
+                let plan = self.outcome.shown.as_ref().map(|shown| shown.plan().without_calibration());
+                if let Some(plan) = plan {
+                    self.try_plan(&plan, name);
+                }
+            }
+            Action::Answered(answered) => self.answered(*answered),
+            Action::Failed => {
+                self.measured.asked = None;
+                let going = matches!(self.run, Run::Going { .. });
+                if going {
+                    self.run = Run::None;
+                }
+                if self.reading.take().is_some() || going {
+                    self.notice = Some(Notice::FileUnreadable);
+                }
+            }
             Action::UseMeasuredPlan => {
                 if let [Measurement { plan: Some(plan), .. }] = &*Rc::clone(&self.measured.taken) {
                     self.load(plan);
@@ -655,6 +699,56 @@ impl State {
         }
         self.outcome.issues = issues;
         self.outcome.fresh = !self.is_stale() && self.outcome.is_refining();
+        if !self.measured.taken.is_empty() {
+            self.explain();
+        }
+    }
+
+    /// Asks what explains the measurement, anew. Out of line, as what follows: the first answer comes without it.
+    #[inline(never)]
+    fn explain(&mut self) {
+        (self.measured.explained, self.measured.fitted) = (None, None);
+        self.ask(false);
+    }
+
+    /// Asks about the measurement: what explains it, or what can be fitted to it. Wrong inputs ask nothing.
+    #[inline(never)]
+    fn ask(&mut self, fit: bool) {
+        let measurements = Rc::clone(&self.measured.taken);
+        let shown = self.outcome.shown.as_ref().filter(|_| !measurements.is_empty() && !self.is_stale());
+        self.measured.asked = shown.map(|shown| Asked::new(shown.plan().clone(), measurements, fit));
+    }
+
+    /// Takes the answer; one that nobody waits for is not wanted.
+    #[inline(never)]
+    fn answered(&mut self, answered: Answered) {
+        let Some(asked) = self.measured.asked.take() else { return };
+        match answered {
+            Answered::Explained(explained) if !asked.is_fit() => self.measured.explained = Some(Rc::new(explained)),
+            Answered::Fit(fitted) if asked.is_fit() => {
+                if let Some(plan) = &fitted.plan {
+                    self.try_plan(plan, fitted.name.clone());
+                }
+                // It may have come before the explanation.
+                if self.measured.asked.is_none() && self.measured.explained.is_none() {
+                    self.ask(false);
+                }
+                self.measured.fitted = Some(Rc::new(fitted));
+            }
+            _ => self.measured.asked = Some(asked),
+        }
+    }
+
+    /// Takes what was measured. What has been worked out of it stays where the measurement does.
+    #[inline(never)]
+    fn measure(&mut self, measured: Measured) {
+        let before = core::mem::replace(&mut self.measured, measured);
+        if Rc::ptr_eq(&before.taken, &self.measured.taken) {
+            let Measured { asked, explained, fitted, .. } = before;
+            self.measured = Measured { asked, explained, fitted, ..core::mem::take(&mut self.measured) };
+        } else {
+            self.explain();
+        }
     }
 
     /// Does what is left of the work in hand, and takes its result.
@@ -719,8 +813,7 @@ impl State {
         let result = match unit {
             _ if text.trim().is_empty() => {
                 let (taken, recording) = (Rc::clone(&self.measured.taken), self.measured.recording.clone());
-                self.measured = Measured { taken, recording, text, ..Measured::default() };
-                return;
+                return self.measure(Measured { taken, recording, text, ..Measured::default() });
             }
             _ => read(&text, unit),
         };
@@ -729,7 +822,7 @@ impl State {
 
     fn take_measurement(&mut self, text: String, unit: Option<Unit>, result: Result<Vec<Imported>, ImportError>) {
         let (taken, recording) = (Rc::clone(&self.measured.taken), self.measured.recording.clone());
-        self.measured = match result {
+        let measured = match result {
             Ok(found) => {
                 let (mut measurements, mut question) = (Vec::new(), Vec::new());
                 for one in found {
@@ -746,25 +839,24 @@ impl State {
             }
             Err(error) => Measured { text, error: Some(error), taken, recording, ..Measured::default() },
         };
+        self.measure(measured);
     }
 
     /// Takes what was found in a file. What was not understood leaves what was measured as it is.
     fn take_found(&mut self, found: Found) {
         self.section = Section::Measured;
-        let before = core::mem::take(&mut self.measured);
-        self.measured = match found {
-            Found::Measurements(taken) => {
-                Measured { taken: taken.into(), recording: before.recording, ..Measured::default() }
-            }
+        let before = &self.measured;
+        let (taken, recording) = (Rc::clone(&before.taken), before.recording.clone());
+        let measured = match found {
+            Found::Measurements(taken) => Measured { taken: taken.into(), recording, ..Measured::default() },
             Found::Recording(recording) => {
-                Measured { recording: Some(Rc::new(*recording)), taken: before.taken, ..Measured::default() }
+                Measured { recording: Some(Rc::new(*recording)), taken, ..Measured::default() }
             }
             // No file holds one.
-            Found::Lengths(_) => before,
-            Found::Refused(error) => {
-                Measured { error: Some(error), taken: before.taken, recording: before.recording, ..Measured::default() }
-            }
+            Found::Lengths(_) => return,
+            Found::Refused(error) => Measured { error: Some(error), taken, recording, ..Measured::default() },
         };
+        self.measure(measured);
     }
 
     fn take_file(&mut self, bytes: &[u8]) {

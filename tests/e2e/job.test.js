@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { test } from "node:test";
-import { WIDTHS, answer, browser, closeAnswer, drop, eventually, openAnswer, pasteAnywhere } from "./browser.js";
+import { WIDTHS, answer, browser, closeAnswer, drop, eventually, openAnswer, pasteAnywhere, tasks } from "./browser.js";
 
 const b = browser();
 
@@ -282,6 +282,40 @@ for (const { name, ...size } of WIDTHS) {
     await page.waitForFunction(() => document.querySelector("#model-hint").innerText.startsWith("7.62 B"));
     await page.getByRole("button", { name: "Forget it" }).click();
     await eventually(async () => assert.equal(await table.count(), 0));
+    await close();
+  });
+
+  test(`${name}: what was measured of another recipe is explained, taken over, calibrated and undone`, async () => {
+    const { page, close } = await b.open(size);
+    await page.selectOption("#precision", { label: "AMP, autocast to BF16" });
+    const before = await answer(page);
+    await page.fill("#paste", JSON.stringify(MEASURED));
+    const said = page.locator("#explained");
+    await said.locator(".offer").waitFor({ timeout: 60_000 });
+    assert.match(await said.innerText(), /Furthest off: .*Your numbers fit precision pure_bf16, not precision amp_bf16\..*explains \d+ % of the difference/s);
+    // An input ends what is being worked out; the answer is for the last one.
+    await page.fill("#seq-len", "1024");
+    await eventually(async () => assert.match(await said.innerText(), /Working out what explains/));
+    await page.fill("#seq-len", "2048");
+    await said.locator(".offer").waitFor({ timeout: 60_000 });
+    assert.equal(await page.locator("#other-offers .offer").count(), 0, "drawn once they are asked for");
+    const all = await tasks(page, async () => {
+      await said.getByRole("button", { name: /^Take it over/ }).click();
+      await page.waitForFunction(() => /compared: as predicted/.test(document.querySelector("#explained")?.innerText), null, { timeout: 60_000 });
+    });
+    assert.ok(all.at(-1) < 50, `the longest task took ${all.at(-1)} ms`);
+    assert.equal((await answer(page)).needed, 74.8);
+    await page.locator("#calibrate").click();
+    await page.locator("#calibration").waitFor({ timeout: 60_000 });
+    assert.match(await page.locator("#calibration").innerText(), /Fitted to one measurement/);
+    await page.waitForTimeout(500);
+    const again = await b.open({ ...size, path: await page.evaluate(() => location.hash) });
+    assert.ok(await again.page.locator("#calibration").isVisible(), "it is part of the link");
+    await again.close();
+    await page.locator("#remove-calibration").click();
+    await eventually(async () => assert.equal(await page.locator("#calibration").count(), 0));
+    for (let n = 0; n < 3; n++) await page.locator("#undo").click();
+    await eventually(async () => assert.deepEqual(await answer(page), before));
     await close();
   });
 }

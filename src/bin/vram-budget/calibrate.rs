@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use vram_budget::measure::{Measurement, Options, Unit};
-use vram_budget::plan::{Framework, Plan};
-use vram_budget::reconcile::{LeftOut, calibrate};
+use vram_budget::plan::Plan;
+use vram_budget::reconcile::{LeftOut, calibrate, job_of};
 use vram_budget::text::Locale;
 
 use crate::exit::Rejected;
@@ -62,13 +62,6 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     said.extend(fit.quantities.iter().map(|quantity| format!("  {}", words.quantity(quantity))));
     writeln!(io::stderr().lock(), "{}", said.join("\n"))?;
     print(&fit.adopt(&plan))
-}
-
-/// The job that was measured: the plan's, or the one that the document names, on the plan's machine and versions.
-fn job_of(plan: &Plan, measurement: &Measurement) -> Plan {
-    let Some(own) = &measurement.plan else { return plan.clone() };
-    let framework = Framework { alloc_conf: own.framework.alloc_conf.clone(), ..plan.framework.clone() };
-    Plan { machine: plan.machine.clone(), framework, ..own.clone() }
 }
 
 fn print(plan: &Plan) -> anyhow::Result<ExitCode> {

@@ -32,10 +32,6 @@ pub(crate) struct Args {
 
 /// The version of the JSON document.
 const VERSION: u32 = 1;
-/// How many hypotheses the text shows.
-const SHOWN: usize = 4;
-/// One that is less likely than the best by this factor is left out.
-const LEAST_SHOWN: f64 = 0.1;
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let (plan, files) = args.plan.plan_and_files(&args.files)?;
@@ -104,9 +100,7 @@ fn print(
     let words = Locale::En.reconcile();
     let id = measurement.id.as_deref().unwrap_or(name);
     writeln!(out, "{id}: {}", words.residual(found))?;
-    let best = found.hypotheses.first().map_or(0.0, |best| best.confidence);
-    let shown = found.hypotheses.iter().filter(|one| one.confidence >= best * LEAST_SHOWN).take(SHOWN);
-    for (number, one) in (1..).zip(shown) {
+    for (number, one) in (1..).zip(found.worth_saying()) {
         writeln!(out, "{number}  {}", words.suspect(&one.suspect, plan))?;
         writeln!(out, "   {}", words.support(one))?;
     }

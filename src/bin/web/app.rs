@@ -35,6 +35,7 @@ pub(crate) fn App(props: &Props) -> Html {
     let answer = &answer(store);
     platform::use_title(title(store, answer.as_ref()));
     platform::use_work(store);
+    platform::use_answers(store);
     let dragging = platform::use_intake(store);
     let to_answer = Callback::from(|event: MouseEvent| {
         event.prevent_default();

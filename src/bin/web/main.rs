@@ -6,6 +6,7 @@ mod answer;
 mod app;
 mod bill;
 mod controls;
+mod explained;
 mod frame;
 mod job;
 mod lengths;

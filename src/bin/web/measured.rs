@@ -12,6 +12,7 @@ use vram_budget::view::{Action, Reading};
 use yew::prelude::*;
 
 use crate::controls::area_value;
+use crate::explained::{calibrated, explained};
 use crate::platform;
 use crate::store::Handle;
 
@@ -20,8 +21,8 @@ pub(crate) fn measured_section(store: &Handle) -> Html {
     let text = store.text();
     let state = &store.0;
     let measured = &state.measured;
-    let decision = state.outcome.shown.as_ref().map(|shown| shown.decision());
-    let understood = Understood::new(measured, decision, text, store.report());
+    let shown = state.outcome.shown.as_ref();
+    let understood = Understood::new(measured, shown, text, store.report());
     let error = measured.error.as_ref().map(|error| text.import_error(error));
     let example = |label: Label, of: &'static str| {
         html! {
@@ -64,6 +65,7 @@ pub(crate) fn measured_section(store: &Handle) -> Html {
                     if let Some(recording) = &measured.recording { <p><strong>{ recording.head.clone() }</strong></p> }
                 </div>
                 if let Some(understood) = &understood { { tables(store, understood, text) } }
+                if let Some(shown) = shown.filter(|shown| shown.plan().calibration.is_some()) { { calibrated(store, shown) } }
                 if let Some(recording) = &measured.recording { { recorded(store, recording) } }
             </div>
         </section>
@@ -222,7 +224,11 @@ fn tables(store: &Handle, understood: &Understood, text: &dyn Catalogue) -> Html
                 </table>
             }) }
             if !compared.is_empty() { <p class="note">{ text.label(Label::NoPlanNeeded) }</p> }
+            { explained(store) }
             <div class="acts">
+                <button class="btn" type="button" id="calibrate" onclick={store.on(|_: MouseEvent| Action::Calibrate)}>
+                    { text.label(Label::Calibrate) }
+                </button>
                 if understood.has_plan {
                     <button class="btn" type="button" onclick={store.on(|_: MouseEvent| Action::UseMeasuredPlan)}>
                         { text.label(Label::UseItsJob) }

@@ -33,6 +33,8 @@ const SLICE_MS: f64 = 8.0;
 const SLICE_EVENTS: usize = 4000;
 /// How long before the remedies are priced, in ms: longer than the pause between two keystrokes.
 const PRICE_REST: u32 = 200;
+/// How long the inputs rest before it is asked what explains a measurement, in ms.
+const ASK_REST: u32 = 400;
 const THEME_KEY: &str = "vram-budget.theme";
 
 thread_local! {
@@ -264,6 +266,29 @@ fn later(ms: u32, what: impl FnOnce() + 'static) {
     }
 }
 
+/// Has the boot script's worker work out what is asked about the measurement, once the inputs rest.
+#[hook]
+pub(crate) fn use_answers(store: &Handle) {
+    use_effect_with(store.0.measured.asked.clone(), |asked| {
+        let over = Rc::new(Cell::new(false));
+        let is_asked = asked.is_some();
+        if let Some(asked) = asked.clone() {
+            let (rest, over) = (if asked.is_fit() { 0 } else { ASK_REST }, Rc::clone(&over));
+            later(rest, move || {
+                if let Some(document) = asked.document().filter(|_| !over.get()) {
+                    tell(&window(), "vram-budget:ask", &document.into());
+                }
+            });
+        }
+        move || {
+            over.set(true);
+            if is_asked {
+                tell(&window(), "vram-budget:ask", &JsValue::NULL);
+            }
+        }
+    });
+}
+
 /// `text` once it has rested, so that a live region does not speak at every keystroke. Nothing at first: what a page
 /// shows when it opens is read anyway.
 #[hook]
@@ -441,9 +466,10 @@ fn heard(said: &JsValue, dispatcher: &Dispatcher) {
         dispatcher.dispatch(Action::ReadSoFar(read, get("total").and_then(|total| total.parse().ok())));
     } else if let Some(Ok(found)) = get("found").map(|found| serde_json::from_str(&found)) {
         dispatcher.dispatch(Action::Found(Box::new(found)));
+    } else if let Some(Ok(answered)) = get("answered").map(|answered| serde_json::from_str(&answered)) {
+        dispatcher.dispatch(Action::Answered(Box::new(answered)));
     } else {
-        dispatcher.dispatch(Action::Reading(None));
-        dispatcher.dispatch(Action::Notice(Some(Notice::FileUnreadable)));
+        dispatcher.dispatch(Action::Failed);
     }
 }
 

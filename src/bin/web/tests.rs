@@ -7,11 +7,13 @@ use std::sync::LazyLock;
 
 use futures::executor::block_on;
 use vram_budget::bill::{Instant, Part};
+use vram_budget::calibration::{Calibration, Fitted, Quantity};
 use vram_budget::decide::RemedyId;
 use vram_budget::machine::GpuChoice;
 use vram_budget::recipe::{Attention, Checkpointing, Loss, Method, OptimizerImpl, OptimizerName, Ppo, Precision};
 use vram_budget::view::lengths::{LengthsRow, LengthsTable};
 use vram_budget::view::measured::{EXAMPLE_DOCUMENT, EXAMPLE_OOM, EXAMPLE_SCRIPT};
+use vram_budget::view::study::{Answered, Explained, Offer, Shows};
 use vram_budget::view::{Action, Alternative, Field, Found, GpuPick, Notice, Panel, State, Trained, example};
 use yew::LocalServerRenderer;
 
@@ -108,6 +110,50 @@ fn several_phases() -> State {
     State::new(&plan)
 }
 
+/// The state after `actions`, its remedies not priced: that takes its time.
+fn asked(actions: impl IntoIterator<Item = Action>) -> State {
+    let start = Rc::new(State::new(&example()));
+    Rc::unwrap_or_clone(actions.into_iter().fold(start, |state, action| state.reduce(action)))
+}
+
+/// The page with an answer of the worker to a measurement, after `actions`.
+fn explained(actions: impl IntoIterator<Item = Action>) -> State {
+    let offer = |says: &str, take| Offer { says: says.into(), support: "likely (52 %).".into(), take };
+    let answer = Explained {
+        residual: Some("5 figures compared.".into()),
+        offers: vec![
+            offer("Your numbers fit fewer tokens.", Some(("fewer tokens".into(), example()))),
+            offer("Another process.", None),
+            offer("More tokens.", Some(("more tokens".into(), example()))),
+        ],
+        unexplained: Some("Nothing we know explains 1.3 GiB.".into()),
+        shows: vec![Shows { evidence: "A leak.".into(), check: "Look.".into(), remedy: "Close it.".into() }],
+    };
+    let measured = [
+        Action::Type(Field::SeqLen, "1024".into()),
+        Action::MeasuredText(EXAMPLE_SCRIPT.into()),
+        Action::Answered(Box::new(Answered::Explained(answer))),
+    ];
+    asked(measured.into_iter().chain(actions))
+}
+
+fn nothing_fitted() -> vram_budget::view::study::Fitted {
+    vram_budget::view::study::Fitted { name: "calibration".into(), plan: None, notes: vec!["left out: one.".into()] }
+}
+
+/// The example with a calibration.
+fn calibrated() -> vram_budget::plan::Plan {
+    let plan = example();
+    let of = |of, value| Quantity { of, value, low: value / 2.0, high: value * 2.0 };
+    let calibration = Calibration {
+        measurements: 2,
+        quantities: vec![of(Fitted::Overhead, 7e8), of(Fitted::Context, 6e8)],
+        machine: plan.machine.clone(),
+        framework: plan.framework.clone(),
+    };
+    vram_budget::plan::Plan { calibration: Some(calibration), ..plan }
+}
+
 /// States that between them show every part of the page.
 fn states() -> Vec<(&'static str, State)> {
     let mut fits = example();
@@ -192,6 +238,13 @@ fn states() -> Vec<(&'static str, State)> {
                 r#"{"base": 1.5, "forward_delta": 2, "backward_delta": 0.5, "step_delta": 3, "peak": 9}"#.into(),
             )]),
         ),
+        ("explaining", asked([Action::MeasuredText(EXAMPLE_SCRIPT.into())])),
+        ("explained", explained([])),
+        ("other explanations", explained([Action::Panel(Panel::Offers, true)])),
+        ("taken over", explained([Action::TakeOffer(0)])),
+        ("fitting", explained([Action::Calibrate])),
+        ("nothing to fit", explained([Action::Calibrate, Action::Answered(Box::new(Answered::Fit(nothing_fitted())))])),
+        ("calibrated", State::new(&calibrated())),
         ("garbage pasted", after([Action::Paste("<script>alert(1)</script> \"quoted\" & more".into())])),
         ("notice", after([Action::Notice(Some(Notice::Copied))])),
     ]
@@ -320,4 +373,27 @@ fn a_job_of_several_phases_lists_them_below_the_bill() {
     assert_eq!(table.text.matches("binds").count(), 2, "its head and one phase");
     let all = elements(&render(State::new(&example())));
     assert!(all.iter().all(|e| e.get("id") != Some("phases")));
+}
+
+#[test]
+fn what_explains_a_measurement_is_drawn_with_what_it_offers() {
+    let page = |name: &str| elements(&PAGES.iter().find(|(of, _)| *of == name).unwrap().1);
+    let buttons =
+        |all: &[Element], said: &str| all.iter().filter(|e| e.tag == "button" && e.text.starts_with(said)).count();
+    let explained = page("explained");
+    assert_eq!(buttons(&explained, "Take it over"), 1, "the others are drawn once they are asked for");
+    assert_eq!(buttons(&page("other explanations"), "Take it over"), 2, "one is no matter of the plan");
+    let said = &explained.iter().find(|e| e.get("id") == Some("explained")).unwrap().text;
+    for part in ["Your numbers fit fewer tokens.", "Nothing we know explains 1.3 GiB.", "A leak.", "Close it."] {
+        assert!(said.contains(part), "{said}");
+    }
+    assert!(page("taken over").iter().any(|e| e.text.starts_with("Tried: fewer tokens.")));
+    let calibration = page("calibrated");
+    let listed = &calibration.iter().find(|e| e.get("id") == Some("calibration")).unwrap().text;
+    assert!(listed.contains("allocated beside the step 668 MiB") && listed.contains("allocated peak "), "{listed}");
+    assert_eq!(buttons(&calibration, "Remove the calibration"), 1);
+    for none in ["does not fit", "garbage pasted"] {
+        let without = |e: &Element| !matches!(e.get("id"), Some("explained" | "calibration" | "calibrate"));
+        assert!(page(none).iter().all(without), "{none}");
+    }
 }

@@ -1,5 +1,5 @@
-//! The program in a worker, where it reads long files and replays long runs: `boot.js` hands it their bytes, or a plan, in
-//! events of the worker.
+//! The program in a worker, where it reads long files, replays long runs and works out what explains a measurement: `boot.js`
+//! hands it bytes, plans and questions in events of the worker.
 
 use std::cell::RefCell;
 
@@ -9,6 +9,7 @@ use vram_budget::fragmentation::Study;
 use vram_budget::plan::Plan;
 use vram_budget::text::Locale;
 use vram_budget::view::lengths::LengthsTable;
+use vram_budget::view::study::Study as Answering;
 use vram_budget::view::{Found, Incoming};
 use wasm_bindgen::{JsCast, JsValue};
 use web_sys::{CustomEvent, CustomEventInit, EventTarget};
@@ -16,6 +17,7 @@ use web_sys::{CustomEvent, CustomEventInit, EventTarget};
 thread_local! {
     static INCOMING: RefCell<Incoming> = RefCell::default();
     static STUDY: RefCell<Option<Study>> = const { RefCell::new(None) };
+    static ASKED: RefCell<Option<Answering>> = const { RefCell::new(None) };
 }
 
 /// How long the worker works before it looks whether that is still wanted, in ms.
@@ -44,7 +46,23 @@ pub(crate) fn listen() {
         }
     });
     let more = EventListener::new(&worker, "vram-budget:more", |_| more());
-    for listener in [piece, end, run, more] {
+    let question = EventListener::new(&worker, "vram-budget:question", |event| {
+        let text = event.dyn_ref::<CustomEvent>().and_then(|event| event.detail().as_string());
+        ASKED.set(text.and_then(|text| Answering::read(&text)));
+    });
+    // One plan after the other, so that another question can come in between.
+    let walk = EventListener::new(&worker, "vram-budget:walk", |_| {
+        let mut study = ASKED.take();
+        if study.as_mut().is_some_and(|study| !study.advance()) {
+            return ASKED.set(study);
+        }
+        // What is no question has no answer, and that is said too.
+        let answered = study.map(|study| study.found(Locale::En));
+        if let Ok(answered) = serde_json::to_string(&answered) {
+            tell(&js_sys::global().unchecked_into(), "vram-budget:answered", &answered.into());
+        }
+    });
+    for listener in [piece, end, run, more, question, walk] {
         listener.forget();
     }
 }

@@ -103,6 +103,10 @@ const LEAST_EXPLAINED: f64 = 0.05;
 const LEAST_LEFT: u64 = 100;
 /// How many are kept.
 const MOST: usize = 8;
+/// How many are said.
+const SAID: usize = 4;
+/// One that is less likely than the best by this factor is not said.
+const LEAST_SAID: f64 = 0.1;
 
 impl Hypothesis {
     /// The confidence in a word.
@@ -117,6 +121,12 @@ impl Hypothesis {
 }
 
 impl Reconciliation {
+    /// What is worth saying of the hypotheses: the best one, and those that are not much less likely.
+    pub fn worth_saying(&self) -> impl Iterator<Item = &Hypothesis> {
+        let best = self.hypotheses.first().map_or(0.0, |best| best.confidence);
+        self.hypotheses.iter().filter(move |one| one.confidence >= best * LEAST_SAID).take(SAID)
+    }
+
     /// What the best hypothesis leaves of the figure that is furthest off, in bytes: predicted less measured. `None`: nothing
     /// that a right prediction could not be off by too.
     #[must_use]

@@ -2,6 +2,7 @@
 
 use super::English;
 use crate::calibration::{Fitted, Quantity, whole};
+use crate::measure::TierName;
 use crate::plan::Plan;
 use crate::recipe::{Checkpointing, Loss, ZeroGrad};
 use crate::reconcile::empirical::{Beyond, Costs, Empirical, EmpiricalPeak, Instant, Unfit};
@@ -91,6 +92,16 @@ impl ReconcileCatalogue for English {
             Suspect::Holder { bytes } => format!(
                 "A hidden holder: {bytes} more are alive at every instant, such as a second model or tensors that are kept."
             ),
+        }
+    }
+
+    fn suspected(&self, suspect: &Suspect) -> String {
+        match suspect {
+            Suspect::Change(change) => self.change(*change),
+            Suspect::Outside { bytes } => format!("{bytes} outside of PyTorch’s allocator"),
+            Suspect::OtherProcesses { bytes } => format!("{bytes} of other processes"),
+            Suspect::Fragmentation { bytes } => format!("{bytes} of fragmentation"),
+            Suspect::Holder { bytes } => format!("a hidden holder of {bytes}"),
         }
     }
 
@@ -267,6 +278,14 @@ impl ReconcileCatalogue for English {
     fn calibrated(&self, measurements: u64) -> String {
         let of = if measurements == 1 { "one measurement".into() } else { format!("{measurements} measurements") };
         format!("Fitted to {of}; nine in ten further ones are expected in the intervals.")
+    }
+
+    fn calibration(&self) -> &'static str {
+        "calibration"
+    }
+
+    fn within(&self, tier: TierName, [low, high]: [Bytes; 2]) -> String {
+        format!("{} peak {low} to {high}", self.tier(tier).to_lowercase())
     }
 
     fn buys(&self, entry: &Entry) -> String {

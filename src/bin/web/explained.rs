@@ -1,0 +1,128 @@
+//! What is worked out of a measurement: what explains the difference, what the texts show, what was fitted. Drawn where
+//! something was measured or fitted alone, and out of line: the first answer is drawn without it.
+
+use vram_budget::calibration::{Intervals, intervals};
+use vram_budget::measure::TierName;
+use vram_budget::text::{Label, Locale};
+use vram_budget::view::study::{Explained, Offer, Shows};
+use vram_budget::view::{Action, Panel, Shown};
+use yew::prelude::*;
+
+use crate::answer::busy;
+use crate::store::Handle;
+
+/// What explains the difference, and what the texts show.
+#[inline(never)]
+pub(crate) fn explained(store: &Handle) -> Html {
+    let text = store.text();
+    let measured = &store.0.measured;
+    let asked = measured.asked.as_ref();
+    let said = match (asked, &measured.explained) {
+        (Some(asked), _) if asked.is_fit() => note(text.label(Label::Fitting)),
+        (_, Some(explained)) => explanation(store, explained),
+        (Some(_), None) => note(text.label(Label::Explaining)),
+        (None, None) => Html::default(),
+    };
+    let fitted = measured.fitted.as_ref();
+    html! {
+        <>
+            <div id="explained" role="status" aria-busy={busy(asked.is_some())}>
+                { said }
+                if let Some(fitted) = fitted {
+                    if fitted.plan.is_none() { { note(text.label(Label::NothingToFit)) } }
+                    { for fitted.notes.iter().map(|said| html! { <p class="note">{ said.clone() }</p> }) }
+                }
+            </div>
+            { others(store) }
+        </>
+    }
+}
+
+fn note(said: &'static str) -> Html {
+    html! { <p class="note">{ said }</p> }
+}
+
+fn explanation(store: &Handle, explained: &Explained) -> Html {
+    let text = store.text();
+    let shows = |shows: &Shows| {
+        html! {
+            <div class="readback">
+                <p class="cause">{ shows.evidence.clone() }</p>
+                <p><strong>{ text.label(Label::Remedy) }</strong>{ " " }{ shows.remedy.clone() }</p>
+                <p class="soft"><strong>{ text.label(Label::CheckBy) }</strong>{ " " }{ shows.check.clone() }</p>
+            </div>
+        }
+    };
+    html! {
+        <>
+            if let Some(residual) = &explained.residual { <p class="note">{ residual.clone() }</p> }
+            if let Some(best) = explained.offers.first() { { offer(store, 0, best) } }
+            if let Some(unexplained) = &explained.unexplained { <p class="readback">{ unexplained.clone() }</p> }
+            { for explained.shows.iter().map(shows) }
+        </>
+    }
+}
+
+/// One explanation, and a button that takes it over.
+fn offer(store: &Handle, at: usize, offer: &Offer) -> Html {
+    html! {
+        <div class="readback offer">
+            <p class="cause">{ offer.says.clone() }</p>
+            <p class="soft">{ offer.support.clone() }</p>
+            if let Some((name, _)) = &offer.take {
+                <div class="acts">
+                    <button class="btn" type="button" onclick={store.on(move |_: MouseEvent| Action::TakeOffer(at))}>
+                        { store.text().label(Label::TakeOver) }<span class="hide">{ format!(": {name}") }</span>
+                    </button>
+                </div>
+            }
+        </div>
+    }
+}
+
+/// What else may explain it, drawn once it is asked for.
+fn others(store: &Handle) -> Html {
+    let Some(explained) = store.0.measured.explained.as_ref().filter(|all| all.offers.len() > 1) else {
+        return Html::default();
+    };
+    let open = store.0.is_open(Panel::Offers);
+    let onclick = store.on(move |event: MouseEvent| {
+        event.prevent_default();
+        Action::Panel(Panel::Offers, !open)
+    });
+    html! {
+        <details class="note" id="other-offers" {open}>
+            <summary {onclick}>{ store.text().label(Label::OtherExplanations) }</summary>
+            if open {
+                { for explained.offers.iter().enumerate().skip(1).map(|(at, one)| offer(store, at, one)) }
+            }
+        </details>
+    }
+}
+
+/// What was fitted, with its intervals and what they make of the answer's figures.
+#[inline(never)]
+pub(crate) fn calibrated(store: &Handle, shown: &Shown) -> Html {
+    let (text, words) = (store.text(), Locale::En.reconcile());
+    let plan = shown.plan();
+    let Some(calibration) = &plan.calibration else { return Html::default() };
+    let Intervals { allocated, reserved, process } = intervals(plan, &shown.decision().estimate.tiers);
+    let peaks = [(TierName::Allocated, allocated), (TierName::Reserved, reserved), (TierName::Process, process)];
+    // What was fitted on another card holds there.
+    let here = calibration.quantities.iter().filter(|quantity| plan.fitted(quantity.of).is_some());
+    let quantities = here.map(|quantity| words.quantity(quantity));
+    let peaks = peaks.into_iter().filter_map(|(tier, within)| Some(words.within(tier, within?)));
+    html! {
+        <div class="meas" id="calibration">
+            <h3>{ text.label(Label::Calibration) }</h3>
+            <p class="note">{ words.calibrated(calibration.measurements) }</p>
+            <ul class="caveats small">{ for quantities.chain(peaks).map(|said| html! { <li>{ said }</li> }) }</ul>
+            <div class="acts">
+                <button class="btn" type="button" id="remove-calibration"
+                    onclick={store.on(move |_: MouseEvent| Action::RemoveCalibration(text.label(Label::NoCalibration).into()))}>
+                    { text.label(Label::RemoveCalibration) }
+                </button>
+            </div>
+        </div>
+    }
+}
