@@ -478,6 +478,7 @@ fn parted(mut readings: Readings, plan: &Plan, job: &Job, precision: Precision) 
     readings.buffers = Bytes(buffers.into_iter().fold(masks, u64::saturating_add));
     readings.params = readings.params.saturating_sub(readings.buffers);
     readings.optimizer_state_host = crate::step::train::paged_states(job.model.as_ref(), &job.as_trained(plan).recipe);
+    readings.offload = host::offload(job.model.as_ref(), &job.as_trained(plan));
     readings.checkpoint = host::checkpoint(job.model.as_ref(), plan, &readings);
     readings
 }

@@ -108,6 +108,39 @@ fn readings_are_exact() {
     assert_eq!(seen, 168 + 28);
 }
 
+/// Under `CPUOffloadPolicy` the GPU is as recorded, to the byte; the shards are in host memory, with as much of gradients and two
+/// moments, and pinning rounds each up.
+#[test]
+fn shards_in_host_memory_are_as_recorded() {
+    let mut seen = 0;
+    for (case, mut plan, _) in cases_of(include_str!("data/distributed-steps/offload.jsonl")) {
+        let prediction = predict(&plan).unwrap();
+        let held = |plan: &Plan| estimate(plan).unwrap().readings.unwrap().offload.unwrap();
+        let unpinned = held(&plan);
+        for reading in &case.readings {
+            let (Figure::Bytes(measured), Some(ours)) = (&reading.figure, prediction.0.get(&reading.name)) else {
+                continue;
+            };
+            let ours = if reading.name == ReadingName::Params { unpinned.weights.get().cast_signed() } else { *ours };
+            assert_eq!(ours, *measured, "{} {}", case.id, reading.name);
+        }
+        let tensors = Job::of(&plan).unwrap().model.parameters().len() as u64;
+        assert_eq!(unpinned.gradients, unpinned.weights, "{}", case.id);
+        assert_eq!(unpinned.states.get(), 2 * unpinned.weights.get() + 4 * tensors, "{}", case.id);
+        assert_eq!(unpinned.held.get(), 4 * unpinned.weights.get() + 4 * tensors, "{}", case.id);
+        let gathers = unpinned.to_device.get() / plan.recipe.grad_accum;
+        assert!((unpinned.weights.get()..=2 * unpinned.weights.get()).contains(&gathers), "{}", case.id);
+        let DataParallel::Fsdp2(options) = &mut plan.parallel.data else { panic!("{}", case.id) };
+        let reductions = if options.no_sync { 1 } else { plan.recipe.grad_accum };
+        assert_eq!(unpinned.to_host.get(), unpinned.weights.get() * reductions, "{}", case.id);
+        options.pin_memory = true;
+        let pinned = held(&plan);
+        assert!(pinned.held > unpinned.held && pinned.held.get() < 2 * unpinned.held.get(), "{}", case.id);
+        seen += 1;
+    }
+    assert_eq!(seen, 10);
+}
+
 /// What the second GPU of a process is off by: its part of the batch and of the model's buffers, which come and go with a forward.
 const OF_BATCH: u64 = 64 * 1024;
 

@@ -97,6 +97,23 @@ pub struct EvalReadings {
     pub reserved: Bytes,
 }
 
+/// What a rank keeps in host memory in the place of its GPU, and what passes between the two in a step of the optimizer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OffloadReadings {
+    /// Its shards.
+    pub weights: Bytes,
+    /// Their gradients.
+    pub gradients: Bytes,
+    /// The optimizer's states.
+    pub states: Bytes,
+    /// What all of it takes, rounded as it is allocated.
+    pub held: Bytes,
+    /// Copied to the GPU in a step.
+    pub to_device: Bytes,
+    /// Copied to the host in a step.
+    pub to_host: Bytes,
+}
+
 /// What saving a checkpoint writes, and what it copies to host memory at once.
 ///
 /// Nothing is allocated on the device. `save_pretrained` gives safetensors a shard's tensors, all of which are copied to the
@@ -198,6 +215,9 @@ pub struct Readings {
     /// What was saved for backward and is kept in host memory, at most at once.
     #[serde(default, skip_serializing_if = "Bytes::is_zero")]
     pub on_host: Bytes,
+    /// What is in host memory by the layout.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub offload: Option<OffloadReadings>,
     /// What saving a checkpoint takes. `None`: not modelled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint: Option<CheckpointReadings>,

@@ -721,7 +721,8 @@ impl<'a> Loop<'a> {
         let scaled = self.precision == Precision::AmpFp16;
         let mut found = None;
         let own = t.wrapper().filter(|wrapper| wrapper.before_step(t));
-        if self.recipe.clip_grad.is_some() && own.is_none() {
+        // What lies in host memory is clipped and stepped there.
+        if self.recipe.clip_grad.is_some() && own.is_none() && !self.trained.is_empty() {
             found = scaled.then(|| self.unscale());
             self.clip();
             t.mark(Mark::ClipEnd);

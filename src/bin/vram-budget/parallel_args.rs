@@ -66,6 +66,12 @@ pub(crate) struct ParallelArgs {
     /// DDP, FSDP: gradients are reduced after the last micro-batch alone
     #[arg(long)]
     no_sync: bool,
+    /// FSDP2: shards, gradients and the optimizer's states lie in host memory (CPUOffloadPolicy)
+    #[arg(long)]
+    offload_cpu: bool,
+    /// FSDP2: what lies there is not pinned
+    #[arg(long)]
+    no_pin_memory: bool,
     /// DDP: gradients are views into the buckets
     #[arg(long)]
     gradient_as_bucket_view: bool,
@@ -145,7 +151,9 @@ impl ParallelArgs {
             }
             DataParallel::Fsdp2(fsdp) => {
                 taken(&["no-sync", "reshard-after-forward", "wrap", "replicas"]);
-                taken(&["param-dtype", "reduce-dtype", "checkpoint-wrapper"]);
+                taken(&["param-dtype", "reduce-dtype", "checkpoint-wrapper", "offload-cpu", "no-pin-memory"]);
+                fsdp.offload_cpu |= self.offload_cpu;
+                fsdp.pin_memory &= !self.no_pin_memory;
                 fsdp.no_sync |= self.no_sync;
                 set(&mut fsdp.reshard_after_forward, self.reshard_after_forward);
                 set(&mut fsdp.wrap, self.wrap);
@@ -184,6 +192,8 @@ impl ParallelArgs {
             ("param-dtype", self.param_dtype.is_some()),
             ("reduce-dtype", self.reduce_dtype.is_some()),
             ("checkpoint-wrapper", self.checkpoint_wrapper),
+            ("offload-cpu", self.offload_cpu),
+            ("no-pin-memory", self.no_pin_memory),
             ("no-sync", self.no_sync),
             ("gradient-as-bucket-view", self.gradient_as_bucket_view),
             ("bucket-cap-mb", self.bucket_cap_mb.is_some()),

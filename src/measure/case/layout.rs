@@ -169,6 +169,7 @@ fn fsdp2(f: &mut Fields<'_>, recipe: &mut Recipe) -> Fsdp2 {
         checkpoint_wrapper: f.checkpointing(recipe),
         init: f.init(InitDevice::Meta),
         offload_cpu: f.flag("offload_cpu", false),
+        pin_memory: f.flag("pin_memory", false),
     }
 }
 

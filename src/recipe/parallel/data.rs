@@ -169,8 +169,10 @@ pub struct Fsdp2 {
     pub checkpoint_wrapper: bool,
     /// Where the model is made.
     pub init: InitDevice,
-    /// Whether shards and what the optimizer holds lie in host memory (`CPUOffloadPolicy`).
+    /// Whether shards, their gradients and what the optimizer holds lie in host memory (`CPUOffloadPolicy`).
     pub offload_cpu: bool,
+    /// Whether those shards and gradients are in pinned memory.
+    pub pin_memory: bool,
 }
 
 impl Default for Fsdp2 {
@@ -186,6 +188,7 @@ impl Default for Fsdp2 {
             checkpoint_wrapper: false,
             init: InitDevice::Meta,
             offload_cpu: false,
+            pin_memory: true,
         }
     }
 }

@@ -152,7 +152,12 @@ pub(super) fn wrap(
     let shard = |w: &Tensor| {
         w.enter_layer(tape);
         let id = w.leaf().map_or(0, |leaf| leaf.id);
-        let shard = Tensor::leaf_of(tape, id, split(w.shape(), n).0, original, Part::Weights, "shard of a parameter");
+        let (part, op) = (split(w.shape(), n).0, "shard of a parameter");
+        let shard = match options.offload_cpu {
+            false => Tensor::leaf_of(tape, id, part, original, Part::Weights, op),
+            // In host memory it takes nothing here.
+            true => Tensor::leaf_over(tape, &tape.absent(part, original, Part::Weights, op), id, part, None),
+        };
         if let (Some(to), Some(from)) = (shard.leaf(), w.leaf()) {
             to.table.set(from.table.get());
             to.frozen.set(from.frozen.get());
@@ -207,7 +212,8 @@ pub(super) fn wrap(
     let mut trained = Vec::new();
     for (w, sharded) in weights.iter().zip(made) {
         let Some(sharded) = sharded else { continue };
-        if sharded.is_trained() {
+        // In host memory the CPU steps them.
+        if sharded.is_trained() && !options.offload_cpu {
             trained.push(sharded.clone());
         }
         set_dtype(w, Some(reduce), compute);
@@ -276,13 +282,28 @@ impl FullyShard {
         let inputs = group.elements() / ranks;
         let out = tape.on_stream(Stream::CopyIn, || {
             // What is in that dtype already is read where it is.
-            let casts = self.compute != self.original;
+            let casts = self.compute != self.original && !self.options.offload_cpu;
             let cast = casts.then(|| flat(tape, inputs, self.compute, "shards, cast together"));
+            let copied = self.copy_from_host(tape, group);
             let out = flat(tape, inputs * ranks, self.compute, "all-gather buffer");
-            drop(cast);
+            drop((cast, copied));
             out
         });
         *group.gathered.borrow_mut() = Some(out);
+    }
+
+    /// Shards in host memory are copied one by one, and cast one by one (`FSDPParam.all_gather_inputs`).
+    fn copy_from_host(&self, tape: &Tape, group: &Group) -> Vec<Tensor> {
+        if !self.options.offload_cpu || group.state.get() == State::Kept {
+            return Vec::new();
+        }
+        let copy = |p: &Param| {
+            let elements = p.padded / self.shards;
+            let copied = flat(tape, elements, self.original, "shard, from the host");
+            let casts = self.compute != self.original;
+            if casts { flat(tape, elements, self.compute, "shard, cast") } else { copied }
+        };
+        group.params.iter().map(copy).collect()
     }
 
     /// `FSDPParamGroup.wait_for_unshard`: copies out of the flat buffer.
@@ -449,7 +470,9 @@ impl FullyShard {
         if self.reduce != self.original {
             output = tape.on_stream(stream, || flat(tape, all / self.shards, self.original, "reduced gradients, cast"));
         }
-        for p in reduced {
+        // They go to the host, where they are added up.
+        let stay = reduced.into_iter().filter(|_| !self.options.offload_cpu);
+        for p in stay {
             if let Some(leaf) = p.sharded.leaf() {
                 let mut gradient = leaf.grad.tensor.borrow_mut();
                 if gradient.is_none() {

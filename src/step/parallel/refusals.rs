@@ -80,6 +80,9 @@ pub(crate) fn refusals(model: &dyn Model, plan: &Plan) -> Vec<Issue> {
         DataParallel::Fsdp2(options) => {
             let tied = model.parameters().first().is_some_and(|words| words.linear);
             let ends = options.wrap == Wrap::LayersAndEnds && (tied || model.family() == "gpt2");
+            if options.offload_cpu && parallel.tensor.size > 1 {
+                not("parallel.data.fsdp2", "shards in host memory of tensor-parallel weights".into());
+            }
             for (on, what) in fsdp2(options, parallel.data_ranks(), ends) {
                 if on {
                     not("parallel.data.fsdp2", what.into());
@@ -122,9 +125,15 @@ fn fsdp1(options: &Fsdp1, ranks: u64, tied: bool, accumulates: bool) -> [(bool, 
     ]
 }
 
-fn fsdp2(options: &Fsdp2, ranks: u64, ends: bool) -> [(bool, &'static str); 4] {
+fn fsdp2(options: &Fsdp2, ranks: u64, ends: bool) -> [(bool, &'static str); 6] {
+    let offload = options.offload_cpu;
     [
-        (options.offload_cpu, "shards in host memory"),
+        (offload && options.init == InitDevice::Cuda, "shards in host memory of a model that was made on the device"),
+        (
+            offload && !options.reshard_after_backward,
+            "parameters that stay gathered after backward, of shards in host memory",
+        ),
+        (offload && options.replicas > 1, "replicas of shards in host memory"),
         (ends, "groups for the embedding and the head of this model"),
         (options.mixed_precision.output.is_some(), "a dtype for modules' outputs"),
         (ranks / options.replicas.max(1) < 2, "fully_shard over one rank"),

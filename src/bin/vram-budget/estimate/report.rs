@@ -270,6 +270,13 @@ fn host(decision: &Decision, out: &mut dyn Write) -> io::Result<()> {
             gib(readings.on_host)
         )?;
     }
+    if let Some(of) = &readings.offload {
+        let (weights, gradients, states) = (gib(of.weights), gib(of.gradients), gib(of.states));
+        write!(out, "{:<18} {:>15}  of that by the layout: ", "", gib(of.held))?;
+        writeln!(out, "weights {weights}, gradients {gradients}, states {states}")?;
+        let (to_device, to_host) = (gib(of.to_device), gib(of.to_host));
+        writeln!(out, "{:<18} {to_device:>15}  copied to the GPU in a step, {to_host} to the host", "")?;
+    }
     let Some(CheckpointReadings { weights, states, copied, gathered }) = &readings.checkpoint else { return Ok(()) };
     let written = Bytes(weights.get().saturating_add(states.get()));
     write!(out, "{:<18} {:>15}  ", "Checkpoint", gib(written))?;
