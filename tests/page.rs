@@ -237,6 +237,26 @@ fn several_gpus_have_a_wrapper_and_one_has_none() {
 }
 
 #[test]
+fn megatron_is_laid_out_and_says_at_once_what_does_not_divide() {
+    let start = after(&start(), [typed(Field::WorldSize, "16"), Action::Alternative(Alternative::Megatron)]);
+    // Its weights are BF16 with FP32 masters, which the list of precisions has.
+    assert!(!job::issues_of(&start, "precision", text()).is_empty());
+    let whole = after(&start, [Action::Precision(Some(Precision::Bf16Master))]);
+    assert_eq!(whole.outcome.issues, []);
+    let sharded = after(&whole, [Action::Alternative(Alternative::DistributedOptimizer)]);
+    assert!(allocated(&sharded) < allocated(&whole));
+    let split = after(&sharded, [typed(Field::TensorSize, "2"), typed(Field::Pipeline, "4")]);
+    assert_eq!((split.outcome.issues.len(), shown(&split).parallel.pipeline), (0, 4));
+    let odd = after(&split, [typed(Field::ContextRanks, "3")]);
+    assert!(!job::issues_of(&odd, Field::WorldSize.id(), text()).is_empty());
+    assert!(odd.is_stale());
+    let experts = after(&split, [typed(Field::ExpertRanks, "2")]);
+    assert!(job::more_is_open(&experts));
+    assert_eq!(job::issues_of(&experts, Field::ExpertRanks.id(), text()).len(), 1);
+    assert_eq!(after(&experts, [typed(Field::ExpertRanks, "")]).outcome.issues, []);
+}
+
+#[test]
 fn rare_inputs_are_read_and_open_where_something_is_wrong() {
     let start = start();
     assert!(!job::more_is_open(&start));

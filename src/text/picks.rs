@@ -28,6 +28,7 @@ impl PickCatalogue for English {
             Pick::Average => "Averaged copy (EMA)",
             Pick::Evaluation => "Evaluation",
             Pick::SequenceParallel => "Sequence parallel",
+            Pick::DistributedOptimizer => "Distributed optimizer",
             Pick::Batching => "Batches of them",
         }
     }
@@ -52,6 +53,7 @@ impl PickCatalogue for English {
             Pick::SequenceParallel => {
                 "Norms and residuals are split along the sequence over the tensor-parallel ranks."
             }
+            Pick::DistributedOptimizer => "Master weights and moments are sharded over the data-parallel ranks.",
             Pick::Batching => {
                 "What a micro-batch’s rows are: each length that differs asks for blocks of its own size."
             }
@@ -63,6 +65,9 @@ impl PickCatalogue for English {
             Alternative::NoWrapper => "nothing",
             Alternative::Ddp => "DDP",
             Alternative::Dp => "nn.DataParallel (one process)",
+            Alternative::Megatron => "Megatron-LM",
+            Alternative::WholeOptimizer => "no",
+            Alternative::DistributedOptimizer => "yes",
             Alternative::Fsdp2 => "FSDP2 (fully_shard)",
             Alternative::Fsdp1 => "FSDP1",
             Alternative::Zero1 => "DeepSpeed ZeRO-1",

@@ -3,7 +3,7 @@
 use crate::issue::IssueKind;
 use crate::machine::GpuChoice;
 use crate::plan::{Plan, Version};
-use crate::recipe::{Distribution, Lengths, Method};
+use crate::recipe::{Distribution, Lengths, Method, Parallel};
 use crate::text::Label;
 use crate::units::{Bytes, parse_bytes, parse_decimal, three_digits};
 use crate::view::job::has_momentum;
@@ -51,6 +51,12 @@ pub enum Field {
     WorldSize,
     /// Tensor-parallel ranks.
     TensorSize,
+    /// Pipeline stages.
+    Pipeline,
+    /// Context-parallel ranks.
+    ContextRanks,
+    /// Expert-parallel ranks.
+    ExpertRanks,
     /// Tokens that are generated for each prompt.
     Completion,
     /// The largest norm of the gradients; empty: they are not clipped.
@@ -67,7 +73,7 @@ pub enum Field {
 
 impl Field {
     /// Every field.
-    pub const ALL: [Self; 26] = [
+    pub const ALL: [Self; 29] = [
         Self::MicroBatch,
         Self::SeqLen,
         Self::GradAccum,
@@ -88,6 +94,9 @@ impl Field {
         Self::MarginHigh,
         Self::WorldSize,
         Self::TensorSize,
+        Self::Pipeline,
+        Self::ContextRanks,
+        Self::ExpertRanks,
         Self::Completion,
         Self::ClipGrad,
         Self::Packed,
@@ -120,6 +129,9 @@ impl Field {
             Self::MarginHigh => "margin-high",
             Self::WorldSize => "world-size",
             Self::TensorSize => "tensor-size",
+            Self::Pipeline => "pipeline",
+            Self::ContextRanks => "context-ranks",
+            Self::ExpertRanks => "expert-ranks",
             Self::Completion => "completion",
             Self::ClipGrad => "clip-grad",
             Self::Packed => "packed",
@@ -153,6 +165,9 @@ impl Field {
             Self::MarginHigh => "policy.margin_high",
             Self::WorldSize => "parallel.world_size",
             Self::TensorSize => "parallel.tensor.size",
+            Self::Pipeline => "parallel.pipeline",
+            Self::ContextRanks => "parallel.context",
+            Self::ExpertRanks => "parallel.expert",
             Self::Completion => "recipe.method.completion",
             Self::ClipGrad => "recipe.clip_grad",
             Self::Packed => "recipe.packed",
@@ -185,6 +200,9 @@ impl Field {
             Self::MarginHigh => Label::Comfortable,
             Self::WorldSize => Label::Gpus,
             Self::TensorSize => Label::TensorSize,
+            Self::Pipeline => Label::Pipeline,
+            Self::ContextRanks => Label::ContextRanks,
+            Self::ExpertRanks => Label::ExpertRanks,
             Self::Completion => Label::Completion,
             Self::ClipGrad => Label::ClipGrad,
             Self::Packed => Label::Packed,
@@ -242,6 +260,9 @@ impl Field {
             Self::MarginHigh => plan.policy.margin_high = share(text)?,
             Self::WorldSize => plan.parallel.world_size = whole(text)?,
             Self::TensorSize
+            | Self::Pipeline
+            | Self::ContextRanks
+            | Self::ExpertRanks
             | Self::Completion
             | Self::ClipGrad
             | Self::Packed
@@ -283,6 +304,9 @@ impl Field {
             Self::MarginHigh => share_text(plan.policy.margin_high),
             Self::WorldSize => plan.parallel.world_size.to_string(),
             Self::TensorSize
+            | Self::Pipeline
+            | Self::ContextRanks
+            | Self::ExpertRanks
             | Self::Completion
             | Self::ClipGrad
             | Self::Packed
@@ -298,7 +322,11 @@ impl Field {
     fn read_rare(self, text: &str, plan: &mut Plan) -> Result<(), IssueKind> {
         let listed = || text.split([',', ';', ' ']).map(str::trim).filter(|part| !part.is_empty());
         match self {
-            Self::TensorSize => plan.parallel.tensor.size = if text.is_empty() { 1 } else { whole(text)? },
+            Self::TensorSize | Self::Pipeline | Self::ContextRanks | Self::ExpertRanks => {
+                if let Some(ranks) = self.ranks(&mut plan.parallel) {
+                    *ranks = if text.is_empty() { 1 } else { whole(text)? };
+                }
+            }
             // What is typed for it waits until completions are generated again.
             Self::Completion => {
                 if let Some(completion) = plan.recipe.method.as_mut().and_then(Method::generated_mut) {
@@ -329,11 +357,24 @@ impl Field {
         Ok(())
     }
 
+    /// A way to split the model, by its ranks.
+    fn ranks(self, parallel: &mut Parallel) -> Option<&mut u64> {
+        Some(match self {
+            Self::TensorSize => &mut parallel.tensor.size,
+            Self::Pipeline => &mut parallel.pipeline,
+            Self::ContextRanks => &mut parallel.context,
+            Self::ExpertRanks => &mut parallel.expert,
+            _ => return None,
+        })
+    }
+
     fn write_rare(self, plan: &Plan) -> String {
         let recipe = &plan.recipe;
         match self {
-            Self::TensorSize if plan.parallel.tensor.size == 1 => String::new(),
-            Self::TensorSize => plan.parallel.tensor.size.to_string(),
+            Self::TensorSize | Self::Pipeline | Self::ContextRanks | Self::ExpertRanks => {
+                let ranks = self.ranks(&mut plan.parallel.clone()).map_or(1, |ranks| *ranks);
+                if ranks == 1 { String::new() } else { ranks.to_string() }
+            }
             Self::Completion => {
                 recipe.method.as_ref().and_then(Method::rollout).map_or(256, |of| of.completion).to_string()
             }

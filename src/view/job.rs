@@ -172,8 +172,11 @@ fn control(issue: &Issue, state: &State, text: &dyn Catalogue) -> (&'static str,
 }
 
 /// The fields among the inputs that most people leave as they are.
-const RARE: [Field; 10] = [
+const RARE: [Field; 13] = [
     Field::TensorSize,
+    Field::Pipeline,
+    Field::ContextRanks,
+    Field::ExpertRanks,
     Field::Completion,
     Field::ClipGrad,
     Field::Packed,

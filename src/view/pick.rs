@@ -2,7 +2,7 @@
 //! leave as it is.
 
 use crate::plan::Plan;
-use crate::recipe::parallel::{DataParallel, Ddp, DeepSpeed, Dp, Fsdp1, Fsdp2};
+use crate::recipe::parallel::{DataParallel, Ddp, DeepSpeed, Dp, Fsdp1, Fsdp2, Megatron};
 use crate::recipe::{
     Batching, Distribution, Dpo, Ema, FloatName, Lengths, LigerKernel, Load, Method, Pairs, Ppo, Precision, QuantKind,
     Reference, Rollout, Vllm,
@@ -31,6 +31,8 @@ pub enum Pick {
     Evaluation,
     /// Whether tensor parallelism splits norms along the sequence.
     SequenceParallel,
+    /// Whether Megatron-LM's optimizer is distributed.
+    DistributedOptimizer,
     /// How batches are made of sequences of many lengths.
     Batching,
 }
@@ -44,6 +46,12 @@ pub enum Alternative {
     Ddp,
     /// `nn.DataParallel`.
     Dp,
+    /// Megatron-LM core.
+    Megatron,
+    /// The optimizer's states whole on each rank.
+    WholeOptimizer,
+    /// The optimizer's states sharded over data-parallel ranks.
+    DistributedOptimizer,
     /// `fully_shard`.
     Fsdp2,
     /// `FullyShardedDataParallel`.
@@ -120,7 +128,7 @@ pub enum Alternative {
 
 impl Pick {
     /// Every list.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Sharding,
         Self::Method,
         Self::Quantizer,
@@ -131,6 +139,7 @@ impl Pick {
         Self::Average,
         Self::Evaluation,
         Self::SequenceParallel,
+        Self::DistributedOptimizer,
         Self::Batching,
     ];
 
@@ -148,6 +157,7 @@ impl Pick {
             Self::Average => "average",
             Self::Evaluation => "evaluation",
             Self::SequenceParallel => "sequence-parallel",
+            Self::DistributedOptimizer => "distributed-optimizer",
             Self::Batching => "batching",
         }
     }
@@ -166,6 +176,7 @@ impl Pick {
             Self::Average => "recipe.ema",
             Self::Evaluation => "recipe.eval_after",
             Self::SequenceParallel => "parallel.tensor.sequence_parallel",
+            Self::DistributedOptimizer => "parallel.data.megatron.use_distributed_optimizer",
             Self::Batching => "recipe.lengths",
         }
     }
@@ -175,7 +186,9 @@ impl Pick {
     pub const fn alternatives(self) -> &'static [Alternative] {
         use Alternative as A;
         match self {
-            Self::Sharding => &[A::NoWrapper, A::Ddp, A::Fsdp2, A::Zero1, A::Zero2, A::Zero3, A::Fsdp1, A::Dp],
+            Self::Sharding => {
+                &[A::NoWrapper, A::Ddp, A::Fsdp2, A::Zero1, A::Zero2, A::Zero3, A::Fsdp1, A::Megatron, A::Dp]
+            }
             Self::Method => &[A::NextToken, A::Dpo, A::DpoPrecomputed, A::Reward, A::Grpo, A::GrpoVllm, A::Ppo],
             Self::Quantizer => &[A::Nf4Double, A::Nf4, A::Fp4, A::Int8],
             Self::Float8 => &[A::NoFloat8, A::Float8],
@@ -185,6 +198,7 @@ impl Pick {
             Self::Average => &[A::NoAverage, A::AverageSame, A::AverageFloat32, A::AverageBfloat16],
             Self::Evaluation => &[A::NoEvaluation, A::Evaluation],
             Self::SequenceParallel => &[A::WholeNorms, A::SplitNorms],
+            Self::DistributedOptimizer => &[A::WholeOptimizer, A::DistributedOptimizer],
             Self::Batching => &[A::PaddedBatches, A::BucketedBatches, A::PackedBatches],
         }
     }
@@ -205,6 +219,7 @@ impl Pick {
         match self {
             Self::Quantizer => plan.recipe.quantization.is_some(),
             Self::SequenceParallel => plan.parallel.tensor.size > 1,
+            Self::DistributedOptimizer => matches!(plan.parallel.data, DataParallel::Megatron(_)),
             _ => true,
         }
     }
@@ -221,6 +236,13 @@ impl Alternative {
             Self::Ddp => *data = DataParallel::Ddp(Ddp::default()),
             Self::Dp if matches!(data, DataParallel::Dp(_)) => {}
             Self::Dp => *data = DataParallel::Dp(Dp::default()),
+            Self::Megatron if matches!(data, DataParallel::Megatron(_)) => {}
+            Self::Megatron => *data = DataParallel::Megatron(Megatron::default()),
+            Self::WholeOptimizer | Self::DistributedOptimizer => {
+                if let DataParallel::Megatron(of) = data {
+                    of.use_distributed_optimizer = self == Self::DistributedOptimizer;
+                }
+            }
             Self::Fsdp2 if matches!(data, DataParallel::Fsdp2(_)) => {}
             Self::Fsdp2 => *data = DataParallel::Fsdp2(Fsdp2::default()),
             Self::Fsdp1 if matches!(data, DataParallel::Fsdp1(_)) => {}
@@ -319,6 +341,9 @@ mod tests {
                 plan.recipe.lora = Some(Lora::new(16, vec![ALL_LINEAR.into()]));
                 plan.recipe.quantization =
                     Some(Quantization { kind: QuantKind::Nf4, double_quant: true, compute_dtype: None, prepare: true });
+                if pick == Pick::DistributedOptimizer {
+                    Alternative::Megatron.make(&mut plan);
+                }
                 alternative.make(&mut plan);
                 assert_eq!(pick.chosen(&plan), Some(alternative), "{pick:?}");
             }

@@ -1,5 +1,6 @@
 //! The inputs that most people leave as they are, drawn once they are asked for.
 
+use vram_budget::recipe::parallel::DataParallel;
 use vram_budget::text::Label;
 use vram_budget::view::{Action, Alternative, Field, Pick, job};
 use yew::prelude::*;
@@ -16,6 +17,9 @@ pub(crate) fn more_form(store: &Handle) -> Html {
         row(text.label(field.label()), field.id(), text_field(store, field, class, hint))
     };
     let list = |pick: Pick| if pick.applies(plan) { pick_row(store, pick) } else { Html::default() };
+    // Ways to split that Megatron-LM alone takes; what is wrong with one is seen under another framework too.
+    let of = &plan.parallel;
+    let splits = matches!(of.data, DataParallel::Megatron(_)) || of.pipeline > 1 || of.context > 1 || of.expert > 1;
     html! {
         <div class="form">
             { list(Pick::Method) }
@@ -34,6 +38,12 @@ pub(crate) fn more_form(store: &Handle) -> Html {
             { list(Pick::Loading) }
             { line(Field::TensorSize, "tiny", Some(Label::TensorSizeHint)) }
             { list(Pick::SequenceParallel) }
+            if splits {
+                { line(Field::Pipeline, "tiny", Some(Label::PipelineHint)) }
+                { line(Field::ContextRanks, "tiny", Some(Label::ContextRanksHint)) }
+                { line(Field::ExpertRanks, "tiny", Some(Label::ExpertRanksHint)) }
+                { list(Pick::DistributedOptimizer) }
+            }
             { line(Field::MigSlice, "size", Some(Label::MigSliceHint)) }
             { line(Field::Context, "size", Some(Label::ContextHint)) }
             { line(Field::Pytorch, "", None) }
