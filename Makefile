@@ -39,10 +39,11 @@ test-torch: ## record real training scripts (VRAM_BUDGET_PYTHON has PyTorch, VRA
 	cargo test --locked --all-features --test torch --test prometheus -- --ignored --nocapture
 
 RATE := target/allocator-rate
-speed: ## how long one estimate takes, and the allocator's rate here and in Chromium
+speed: ## how long one estimate takes, and the rates of the allocator and of a search here and in Chromium
 	scripts/tools.sh web browser
 	cargo bench --locked --bench estimate
 	cargo bench --locked --bench allocator -- real-llama
+	cargo bench --locked --bench search
 	cargo build --locked $(WEB) --profile web --bin allocator-rate
 	wasm-bindgen --target web --no-typescript --out-dir $(RATE) target/wasm32-unknown-unknown/web/allocator-rate.wasm
 	wasm-opt -Oz --strip-debug -o $(RATE)/allocator-rate_bg.wasm $(RATE)/allocator-rate_bg.wasm

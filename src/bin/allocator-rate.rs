@@ -1,12 +1,21 @@
-//! Events per second of the allocator in a browser, on recorded training loops: `make speed`. No part of the page.
+//! Events per second of the allocator in a browser, on recorded training loops, and plans per second of a search: `make speed`.
+//! No part of the page.
 //!
-//! `scripts/allocator-rate.mjs` puts the recordings into `globalThis.traces` and reads `globalThis.rates`.
+//! `scripts/allocator-rate.mjs` puts the recordings into `globalThis.traces` and reads `globalThis.rates`; without recordings it
+//! is the search's.
+
+#[cfg(target_arch = "wasm32")]
+#[path = "../../benches/grid/mod.rs"]
+mod grid;
 
 #[cfg(target_arch = "wasm32")]
 fn main() {
     let traces = js_sys::Reflect::get(&js_sys::global(), &"traces".into()).unwrap_or_default();
     let one = |text: wasm_bindgen::JsValue| js_sys::Number::from(rate(&text.as_string().unwrap_or_default()));
-    let rates: js_sys::Array = js_sys::Array::from(&traces).iter().map(one).collect();
+    let mut rates: js_sys::Array = js_sys::Array::from(&traces).iter().map(one).collect();
+    if rates.length() == 0 {
+        rates = js_sys::Array::of1(&plans().into());
+    }
     let _ = js_sys::Reflect::set(&js_sys::global(), &"rates".into(), &rates);
 }
 
@@ -39,6 +48,16 @@ fn rate(text: &str) -> f64 {
     }
 }
 
-/// Natively `benches/allocator.rs` does this.
+/// Plans per second that a search's walk judges, once over its grid; NaN where it is refused.
+#[cfg(target_arch = "wasm32")]
+fn plans() -> f64 {
+    let Some(mut search) = grid::search() else { return f64::NAN };
+    let start = js_sys::Date::now();
+    let plans = grid::walk(&mut search);
+    #[expect(clippy::cast_precision_loss, reason = "a rate for display")]
+    return plans as f64 / (js_sys::Date::now() - start) * 1e3;
+}
+
+/// Natively `benches/allocator.rs` and `benches/search.rs` do this.
 #[cfg(not(target_arch = "wasm32"))]
 fn main() {}
