@@ -487,6 +487,19 @@ fn recordings_are_read_replayed_and_refused() {
     assert!(text.contains("expandable_segments:True") && text.contains("does not run out of memory there"), "{text}");
     let text = ok(&["snapshot", &recording("s04-llama-all-alloc-frames.pickle.gz")]);
     assert!(text.contains("Optimizer states") && text.contains("modeling_llama.py:343 __init__"), "{text}");
+    // Beside a plan's peak, part by part.
+    let plan = r#"{"version": 1, "model": {"preset": "gpt2"}, "recipe": {}}"#;
+    let beside = fed(&["snapshot", &file, "--plan", "-"], plan);
+    assert_eq!(beside.code, 0, "{}", beside.talk);
+    let rows = beside.out.split("Beside the predicted peak").nth(1).unwrap();
+    assert!(rows.contains("recorded") && rows.contains("Weights") && rows.contains("not told by its stack"), "{rows}");
+    let beside = fed(&["snapshot", &file, "--json", "--plan", "-"], plan);
+    let beside: Value = serde_json::from_str(&beside.out).unwrap();
+    let parts = beside["predicted_peak"]["parts"].as_object().unwrap();
+    assert_eq!(
+        parts.values().map(|n| n.as_u64().unwrap()).sum::<u64>(),
+        beside["predicted_peak"]["requested"].as_u64().unwrap()
+    );
     assert!(ok(&["snapshot", &recording("snap-08-as-json.json")]).contains("650 MiB  reserved"));
     let text = ok(&["snapshot", &recording("snap-04-pytorch-1.8-list-proto3.pickle.gz")]);
     assert!(text.contains("not replayed: nothing was recorded"), "{text}");

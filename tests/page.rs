@@ -12,6 +12,7 @@ use vram_budget::measure::{Unit, Which};
 use vram_budget::model::ModelSource;
 use vram_budget::plan::Plan;
 use vram_budget::recipe::{Batching, Checkpointing, Distribution, OptimizerImpl, OptimizerName, Precision};
+use vram_budget::snapshot;
 use vram_budget::text::{Catalogue, LinkProblem, Locale};
 use vram_budget::units::Bytes;
 use vram_budget::view::answer::Answer;
@@ -19,6 +20,7 @@ use vram_budget::view::bill::BillTable;
 use vram_budget::view::lengths::{LengthsTable, Run};
 use vram_budget::view::measured::{EXAMPLE_DOCUMENT, EXAMPLE_OOM, EXAMPLE_SCRIPT, Understood, unit_options};
 use vram_budget::view::phases::PhaseTable;
+use vram_budget::view::recording;
 use vram_budget::view::steps::steps;
 use vram_budget::view::timeline::Timeline;
 use vram_budget::view::{
@@ -380,7 +382,7 @@ fn found(bytes: &[u8], piece: usize) -> Found {
 fn a_recording_is_shown_with_its_totals_its_holders_and_what_other_settings_would_have_done() {
     let bytes = recorded("s08-llama-oom.pickle.gz");
     let Found::Recording(shown) = found(&bytes, 4096) else { panic!("a recording") };
-    let snapshot = vram_budget::snapshot::read(&bytes).unwrap();
+    let snapshot = snapshot::read(&bytes).unwrap();
     let totals = snapshot.totals(0);
     let row = |name: &str| shown.totals.iter().find(|(_, what)| what == name).unwrap().0.clone();
     assert_eq!(row("reserved"), totals.reserved.to_string());
@@ -388,6 +390,15 @@ fn a_recording_is_shown_with_its_totals_its_holders_and_what_other_settings_woul
     assert!(shown.head.contains(&format!("{} entries", snapshot.trace(0).len())));
     assert_eq!(shown.held.len(), 2, "now, and at the peak");
     assert!(shown.held.iter().all(|held| !held.parts.is_empty()));
+    // Beside the prediction for the page's inputs: every part that either has, and the recorded ones add up to the peak.
+    let bill = &start().outcome.shown.as_ref().unwrap().decision().estimate.bill.clone();
+    let rows = snapshot::beside(&shown.held[1].parts, bill.column(bill.binding).parts);
+    let sum: u64 = rows.iter().map(|(_, recorded, _)| recorded.get()).sum();
+    assert_eq!(sum, snapshot.peak(0).unwrap().requested.get());
+    let predicted: u64 = rows.iter().filter_map(|(_, _, predicted)| Some(predicted.as_ref()?.get())).sum();
+    assert_eq!(predicted, bill.column(bill.binding).parts.total().get());
+    let (of, said) = recording::beside_prediction(&shown, bill, Locale::En).unwrap();
+    assert!(of.contains(text().instant(bill.binding)) && said.len() == rows.len());
     let settings: Vec<&str> = shown.replays.iter().map(|replay| replay.settings.as_str()).collect();
     assert_eq!(settings[0], "as recorded: defaults");
     assert!(settings.contains(&"expandable_segments:True"), "{settings:?}");

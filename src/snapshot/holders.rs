@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::recording::{Action, Frame, Frames, Snapshot};
 use crate::allocator::BlockState;
-use crate::bill::Part;
+use crate::bill::{Part, PartBytes};
 use crate::units::Bytes;
 
 /// Blocks that were allocated at one place of the program.
@@ -18,6 +18,25 @@ pub struct Holder {
     pub count: u64,
     /// Bytes asked for; of blocks whose version does not say, their size.
     pub bytes: Bytes,
+}
+
+/// Bytes by what they are for, in the order of the parts, what no stack tells last; parts without any are left out.
+#[must_use]
+pub fn by_part(holders: &[Holder]) -> Vec<(Option<Part>, Bytes)> {
+    let parts = Part::ALL.into_iter().map(Some).chain([None]);
+    let sum = |part| holders.iter().filter(|h| h.part == part).map(|h| h.bytes.get()).fold(0, u64::saturating_add);
+    parts.map(|part| (part, Bytes(sum(part)))).filter(|(_, bytes)| !bytes.is_zero()).collect()
+}
+
+/// What was recorded of each part, beside what `predicted` has of it: also of a part of which only one of them knows.
+#[must_use]
+pub fn beside(recorded: &[(Option<Part>, Bytes)], predicted: PartBytes) -> Vec<(Option<Part>, Bytes, Option<Bytes>)> {
+    let of = |part| recorded.iter().find(|(one, _)| *one == part).map_or(Bytes::ZERO, |(_, bytes)| *bytes);
+    let parts = Part::ALL.into_iter().map(|part| (Some(part), of(Some(part)), Some(predicted.get(part))));
+    parts
+        .chain([(None, of(None), None)])
+        .filter(|(_, a, b)| !(a.is_zero() && b.unwrap_or_default().is_zero()))
+        .collect()
 }
 
 /// A place in a program.

@@ -17,7 +17,7 @@ mod what_if;
 
 pub use error::{Problem, SnapshotError};
 pub use history::{Failure, History, NotReplayed};
-pub use holders::{Holder, Peak, Place};
+pub use holders::{Holder, Peak, Place, beside, by_part};
 use pickle::Machine;
 pub use recording::{Action, Block, Entry, Frame, Frames, Segment, Snapshot, Totals};
 pub use replay::Replayed;

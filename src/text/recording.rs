@@ -22,6 +22,10 @@ pub enum Said<'a> {
     NotTold,
     Blocks(u64),
     NoStack,
+    // The peak beside a prediction.
+    Beside(&'static str),
+    Recorded,
+    Predicted,
     OtherPlaces(usize),
     // The replay.
     WhatIf,
@@ -83,6 +87,9 @@ impl RecordingCatalogue for English {
                 Some(entry) => format!("At the peak of the trace, entry {entry}: {requested} asked for"),
                 None => format!("At the peak of the trace, before its first entry: {requested} asked for"),
             },
+            Said::Beside(instant) => format!(
+                "Beside the predicted peak ({instant}). Gradients are made by the engine's own threads, whose memory no stack tells."
+            ),
             Said::Blocks(1) => "1 block".into(),
             Said::Blocks(count) => format!("{count} blocks"),
             Said::OtherPlaces(count) => format!("in {count} other places"),
@@ -112,6 +119,8 @@ fn plain(said: &Said<'_>) -> &'static str {
         Said::HeldNow => "Allocated now",
         Said::NotTold => "not told by its stack",
         Said::NoStack => "no stack",
+        Said::Recorded => "recorded",
+        Said::Predicted => "predicted",
         Said::WhatIf => "Under other settings",
         Said::NotReplayed(NotReplayed::NoTrace) => {
             "Not replayed: nothing was recorded (torch.cuda.memory._record_memory_history)."
@@ -135,6 +144,7 @@ fn plain(said: &Said<'_>) -> &'static str {
         Said::AtEnd => "Reserved, end",
         Said::Head { .. }
         | Said::HeldAtPeak { .. }
+        | Said::Beside(_)
         | Said::Blocks(_)
         | Said::OtherPlaces(_)
         | Said::Older(_)

@@ -2,9 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::bill::Part;
+use crate::bill::{Bill, Part};
 use crate::plan::Framework;
-use crate::snapshot::{Given, Holder, Snapshot, Totals, Tried, WhatIf};
+use crate::snapshot::{Given, Holder, Snapshot, Totals, Tried, WhatIf, beside, by_part};
 use crate::text::{Locale, Said};
 use crate::units::Bytes;
 
@@ -31,8 +31,8 @@ pub struct Recording {
 pub struct Held {
     /// Which moment.
     pub when: String,
-    /// By part: a figure and which.
-    pub parts: Vec<(String, String)>,
+    /// By part; `None`: not told by a stack.
+    pub parts: Vec<(Option<Part>, Bytes)>,
     /// By place in the program: a figure, how many blocks, and where. Empty where no stacks were recorded.
     pub places: Vec<(String, String, String)>,
 }
@@ -111,11 +111,6 @@ impl Held {
     fn of(when: Said<'_>, holders: &[Holder], locale: Locale) -> Self {
         let words = locale.recording();
         let sum = |of: &mut dyn Iterator<Item = &Holder>| Bytes(of.map(|h| h.bytes.get()).fold(0, u64::saturating_add));
-        let parts = Part::ALL.into_iter().map(Some).chain([None]).filter_map(|part| {
-            let bytes = sum(&mut holders.iter().filter(|holder| holder.part == part));
-            let name = part.map_or_else(|| words.say(&Said::NotTold), |part| locale.text().part(part).into());
-            (!bytes.is_zero()).then(|| (bytes.to_string(), name))
-        });
         let mut places = Vec::new();
         if holders.iter().any(|holder| holder.place.is_some()) {
             places.extend(holders.iter().take(PLACES).map(|holder| {
@@ -135,8 +130,26 @@ impl Held {
                 ));
             }
         }
-        Self { when: words.say(&when), parts: parts.collect(), places }
+        Self { when: words.say(&when), parts: by_part(holders), places }
     }
+}
+
+/// The parts of the peak of `recording` beside those of the predicted one: what they are, recorded, predicted; and what they
+/// are the table of. `None`: there is no peak in it.
+#[must_use]
+pub fn beside_prediction(recording: &Recording, bill: &Bill, locale: Locale) -> Option<(String, Vec<[String; 3]>)> {
+    let [_, peak] = &*recording.held else { return None };
+    let rows = beside(&peak.parts, bill.column(bill.binding).parts).into_iter().map(|(part, recorded, predicted)| {
+        let predicted = predicted.map_or_else(String::new, |bytes| bytes.to_string());
+        [part_name(part, locale), recorded.to_string(), predicted]
+    });
+    Some((locale.recording().say(&Said::Beside(locale.text().instant(bill.binding))), rows.collect()))
+}
+
+/// What a part is called.
+#[must_use]
+pub fn part_name(part: Option<Part>, locale: Locale) -> String {
+    part.map_or_else(|| locale.recording().say(&Said::NotTold), |part| locale.text().part(part).into())
 }
 
 /// The file and the two folders that it is in.

@@ -477,7 +477,7 @@ fn replace<T>(field: &mut Option<T>, flag: Option<T>) {
     }
 }
 
-fn read_plan(path: &Path) -> anyhow::Result<Plan> {
+pub(crate) fn read_plan(path: &Path) -> anyhow::Result<Plan> {
     serde_json::from_str(&input::document(path)?)
         .map_err(|error| Rejected::because(format!("{}: not a plan", input::name(path)), error.to_string()).into())
 }

@@ -8,16 +8,17 @@ use std::process::ExitCode;
 use anyhow::Context;
 use serde_json::{Value, json};
 use vram_budget::allocator::{AllocConf, ConfIssue};
-use vram_budget::bill::Part;
+use vram_budget::bill::{Bill, Part};
+use vram_budget::estimate;
 use vram_budget::plan::{Framework, Version};
 use vram_budget::snapshot::{
-    Given, Holder, MOST_BYTES, NotReplayed, NotTried, Peak, Reader, Snapshot, Totals, Tried, WhatIf,
+    Given, Holder, MOST_BYTES, NotReplayed, NotTried, Peak, Reader, Snapshot, Totals, Tried, WhatIf, beside, by_part,
 };
-use vram_budget::text::Locale;
+use vram_budget::text::{Locale, Said};
 use vram_budget::units::Bytes;
 
 use crate::exit::Rejected;
-use crate::input;
+use crate::{input, plan_args};
 
 /// How many places of the program are listed.
 const PLACES: usize = 12;
@@ -45,6 +46,9 @@ pub(crate) struct Args {
     /// The device's index [default: the one with the most reserved]
     #[arg(long, value_name = "N")]
     device: Option<u32>,
+    /// A plan, whose predicted peak is set beside the recorded one, part by part; - is stdin
+    #[arg(long, value_name = "PLAN")]
+    plan: Option<PathBuf>,
     /// One JSON document, in bytes, instead of the text
     #[arg(long)]
     json: bool,
@@ -63,15 +67,34 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         None => devices.iter().copied().max_by_key(|d| snapshot.totals(*d).reserved).unwrap_or_default(),
     };
     let what_if = what_if(args, &snapshot, device)?;
+    let predicted = args.plan.as_deref().map(predicted).transpose()?;
     let mut out = io::BufWriter::new(anstream::stdout().lock());
     if args.json {
-        serde_json::to_writer_pretty(&mut out, &document(&snapshot, device, &what_if))?;
+        serde_json::to_writer_pretty(&mut out, &document(&snapshot, device, &what_if, predicted.as_ref()))?;
         writeln!(out)?;
     } else {
-        print(&snapshot, &devices, device, &what_if, &mut out)?;
+        print(&snapshot, &devices, device, &what_if, predicted.as_ref(), &mut out)?;
     }
     out.flush()?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// The bill of a plan.
+fn predicted(path: &Path) -> anyhow::Result<Bill> {
+    let plan = plan_args::read_plan(path)?;
+    Ok(estimate::quick(&plan).map_err(|issues| Rejected::fields(input::name(path), &issues))?.bill)
+}
+
+/// What was recorded at the peak, beside what a bill has at its own.
+fn print_beside(holders: &[Holder], bill: &Bill, out: &mut dyn Write) -> io::Result<()> {
+    let (text, words) = (Locale::En.text(), Locale::En.recording());
+    writeln!(out, "\n{}", words.say(&Said::Beside(text.instant(bill.binding))))?;
+    writeln!(out, "  {:>10} {:>10}", words.say(&Said::Recorded), words.say(&Said::Predicted))?;
+    for (part, recorded, predicted) in beside(&by_part(holders), bill.column(bill.binding).parts) {
+        let predicted = predicted.map_or_else(String::new, |bytes| bytes.to_string());
+        writeln!(out, "  {:>10} {predicted:>10}  {}", recorded.to_string(), part_name(part))?;
+    }
+    Ok(())
 }
 
 /// Reads a file in pieces, unpacked if it is gzipped.
@@ -142,12 +165,6 @@ fn part_name(part: Option<Part>) -> &'static str {
     part.map_or("not told by its stack", |part| Locale::En.text().part(part))
 }
 
-fn by_part(holders: &[Holder]) -> Vec<(Option<Part>, Bytes)> {
-    let parts = Part::ALL.into_iter().map(Some).chain([None]);
-    let sum = |part| holders.iter().filter(|h| h.part == part).map(|h| h.bytes.get()).fold(0, u64::saturating_add);
-    parts.map(|part| (part, Bytes(sum(part)))).filter(|(_, bytes)| !bytes.is_zero()).collect()
-}
-
 fn print_holders(holders: &[Holder], out: &mut dyn Write) -> io::Result<()> {
     for (part, bytes) in by_part(holders) {
         writeln!(out, "  {:>10}  {}", bytes.to_string(), part_name(part))?;
@@ -181,6 +198,7 @@ fn print(
     devices: &[u32],
     device: u32,
     what_if: &Result<WhatIf, NotReplayed>,
+    predicted: Option<&Bill>,
     out: &mut dyn Write,
 ) -> io::Result<()> {
     let Totals { segments, reserved, allocated, active, requested, inactive_split, inactive } = snapshot.totals(device);
@@ -205,6 +223,9 @@ fn print(
             None => writeln!(out, "\nthe peak of the trace, before its first entry: {requested} asked for")?,
         }
         print_holders(&holders, out)?;
+        if let Some(bill) = predicted {
+            print_beside(&holders, bill, out)?;
+        }
     }
     let what_if = match what_if {
         Ok(what_if) => what_if,
@@ -271,14 +292,13 @@ fn print(
     Ok(())
 }
 
+fn parts_json(parts: &[(Option<Part>, Bytes)]) -> Value {
+    let name = |part: &Option<Part>| part.and_then(|part| Some(serde_json::to_value(part).ok()?.as_str()?.to_owned()));
+    parts.iter().map(|(part, bytes)| (name(part).unwrap_or_else(|| "unknown".into()), json!(bytes))).collect()
+}
+
 fn holders_json(holders: &[Holder]) -> Value {
-    let parts: serde_json::Map<String, Value> = by_part(holders)
-        .into_iter()
-        .map(|(part, bytes)| {
-            let name = part.and_then(|part| serde_json::to_value(part).ok()?.as_str().map(str::to_owned));
-            (name.unwrap_or_else(|| "unknown".into()), json!(bytes))
-        })
-        .collect();
+    let parts = parts_json(&by_part(holders));
     let places = holders.iter().map(|holder| {
         json!({
             "file": holder.place.as_ref().map(|p| &p.file),
@@ -292,7 +312,12 @@ fn holders_json(holders: &[Holder]) -> Value {
     json!({ "parts": parts, "places": places.collect::<Value>() })
 }
 
-fn document(snapshot: &Snapshot, device: u32, what_if: &Result<WhatIf, NotReplayed>) -> Value {
+fn document(
+    snapshot: &Snapshot,
+    device: u32,
+    what_if: &Result<WhatIf, NotReplayed>,
+    predicted: Option<&Bill>,
+) -> Value {
     let totals = snapshot.totals(device);
     let tried = |tried: &Tried| match &tried.found {
         Err(reason) => json!({ "alloc_conf": tried.conf, "not_replayed": not_tried(reason) }),
@@ -345,6 +370,10 @@ fn document(snapshot: &Snapshot, device: u32, what_if: &Result<WhatIf, NotReplay
         "entries": snapshot.trace(device).len(),
         "allocated_now": holders_json(&snapshot.holders(device)),
         "peak": peak,
+        "predicted_peak": predicted.map(|bill| {
+            let parts = bill.column(bill.binding).parts;
+            json!({ "instant": bill.binding, "requested": parts.total(), "parts": parts_json(&Part::ALL.map(|p| (Some(p), parts.get(p)))) })
+        }),
         "replayed": replayed,
     })
 }

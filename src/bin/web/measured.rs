@@ -1,13 +1,14 @@
 //! What was measured, against what is predicted. What is drawn once there is a measurement is out of line: the first
 //! answer is drawn without it.
 
+use vram_budget::bill::Part;
 use vram_budget::measure::Unit;
 use vram_budget::text::{Catalogue, Label, Locale, Msg, Said};
 use vram_budget::units::Bytes;
 use vram_budget::view::measured::{
     EXAMPLE_DOCUMENT, EXAMPLE_OOM, EXAMPLE_SCRIPT, Report, Row, Understood, unit_options,
 };
-use vram_budget::view::recording::{Held, Recording, Replay};
+use vram_budget::view::recording::{Held, Recording, Replay, beside_prediction, part_name};
 use vram_budget::view::{Action, Reading};
 use yew::prelude::*;
 
@@ -133,11 +134,14 @@ fn recorded(store: &Handle, recording: &Recording) -> Html {
             </tr>
         }
     };
+    let part = |(part, bytes): &(Option<Part>, Bytes)| pair(&(bytes.to_string(), part_name(*part, Locale::En)));
+    let shown = store.0.outcome.shown.as_ref().map(|shown| &shown.decision().estimate.bill);
+    let beside = shown.and_then(|bill| beside_prediction(recording, bill, Locale::En));
     let held = |held: &Held| {
         html! {
             <>
                 <h3>{ held.when.clone() }</h3>
-                <table class="small"><tbody>{ for held.parts.iter().map(pair) }</tbody></table>
+                <table class="small"><tbody>{ for held.parts.iter().map(part) }</tbody></table>
                 if !held.places.is_empty() {
                     <div class="scroll"><table class="small">
                         <tbody>{ for held.places.iter().map(place) }</tbody>
@@ -161,6 +165,17 @@ fn recorded(store: &Handle, recording: &Recording) -> Html {
         <div id="recording">
             <table class="small" id="recording-totals"><tbody>{ for recording.totals.iter().map(pair) }</tbody></table>
             { for recording.held.iter().map(held) }
+            if let Some((of, rows)) = &beside {
+                <div class="scroll"><table class="small" id="recording-beside">
+                    <caption class="small soft">{ of.clone() }</caption>
+                    <thead><tr><th scope="col"></th>{ head(Said::Recorded) }{ head(Said::Predicted) }</tr></thead>
+                    <tbody>
+                        { for rows.iter().map(|[part, recorded, predicted]| html! {
+                            <tr><th scope="row">{ part.clone() }</th>{ figure(recorded) }{ figure(predicted) }</tr>
+                        }) }
+                    </tbody>
+                </table></div>
+            }
             <h3>{ words.say(&Said::WhatIf) }</h3>
             { for recording.notes.iter().map(|note| html! { <p class="small soft">{ note.clone() }</p> }) }
             if !recording.replays.is_empty() {
