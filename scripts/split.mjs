@@ -14,6 +14,7 @@ import { copyFileSync, mkdtempSync, readFileSync, readdirSync, rmSync, writeFile
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { pathToFileURL } from "node:url";
+import { transformSync } from "esbuild";
 import { parseHTML } from "linkedom";
 
 const NAME = /\$"(?:[^"\\]|\\.)*"|\$[^\s()]+/;
@@ -327,6 +328,9 @@ const find = (pattern) => {
   if (found.length !== 1) throw new Error(`${DIST}/ has ${found.length} files like ${pattern}: build it first`);
   return found[0];
 };
+/** A script or a style without its comments and spaces, for the browsers that index.html names. */
+const minified = (text, loader) =>
+  transformSync(text, { loader, minify: true, target: ["chrome91", "edge91", "firefox89", "safari16.4"] }).code;
 const dir = mkdtempSync(join(tmpdir(), "vram-budget-"));
 try {
   const [whole, js] = [find(/_bg\.wasm$/), find(/^web.*\.js$/)];
@@ -337,7 +341,10 @@ try {
   const asked = WebAssembly.Module.imports(new WebAssembly.Module(program)).map((i) => i.name);
   const shortNames = new Map(asked.map((name, i) => [name, `i${i.toString(36)}`]));
   const shortened = (text) => text.replace(/\b__wb(g|indgen)_\w+/g, (name) => shortNames.get(name) ?? name);
-  writeFileSync(glue, shortened(readFileSync(`${DIST}/${js}`, "utf8")));
+  writeFileSync(glue, minified(shortened(readFileSync(`${DIST}/${js}`, "utf8")), "js"));
+  for (const [name, loader] of [["boot.js", "js"], [find(/^style.*\.css$/), "css"]]) {
+    writeFileSync(`${DIST}/${name}`, minified(readFileSync(`${DIST}/${name}`, "utf8"), loader));
+  }
   console.log(await split({ program: `${DIST}/${whole}`, shortened, glue, html, dir, first, rest }));
   // They belong together: one name for all.
   const parts = [[first, whole, "web", "wasm"], [glue, js, "web", "js"], [rest, null, "rest", "wasm"]];

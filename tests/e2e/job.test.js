@@ -174,7 +174,7 @@ for (const { name, ...size } of WIDTHS) {
       assert.ok((await page.locator(`#${id} .ask`).innerText()).endsWith("?"));
     }
     assert.match(await page.locator("#rigid .fact").innerText(), /59\.8 GiB = 253\s%/);
-    await page.locator("#rigid details > summary").click();
+    await page.locator("#rigid").getByText("Why this rule").click();
     await page.fill("#rigid-share", "99");
     await page.waitForFunction(() => document.querySelector("#rigid .gauge").getAttribute("aria-label").includes("99"));
     await page.locator("#rigid").getByRole("button", { name: "Back to the defaults" }).click();
