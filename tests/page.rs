@@ -17,10 +17,12 @@ use vram_budget::text::{Catalogue, LinkProblem, Locale};
 use vram_budget::units::Bytes;
 use vram_budget::view::answer::Answer;
 use vram_budget::view::bill::BillTable;
-use vram_budget::view::lengths::{LengthsTable, Run};
+use vram_budget::view::lengths::LengthsTable;
 use vram_budget::view::measured::{EXAMPLE_DOCUMENT, EXAMPLE_OOM, EXAMPLE_SCRIPT, Understood, unit_options};
 use vram_budget::view::phases::PhaseTable;
 use vram_budget::view::recording;
+use vram_budget::view::run::Run;
+use vram_budget::view::search::{SearchTable, Searching};
 use vram_budget::view::steps::steps;
 use vram_budget::view::timeline::Timeline;
 use vram_budget::view::{
@@ -300,6 +302,53 @@ fn a_job_of_several_phases_shows_each_with_its_peak_and_what_holds_it() {
     }
     let cache = |row: usize| table.rows[row].held.iter().any(|(name, _)| *name == "key-value cache");
     assert!(cache(0) && !cache(1), "only generation keeps keys and values");
+}
+
+#[test]
+fn a_search_is_asked_for_followed_stopped_and_a_plan_of_it_taken_over() {
+    let small =
+        after(&start(), [Action::Preset("gpt2".into()), typed(Field::SeqLen, "64"), typed(Field::GradAccum, "4")]);
+    let going = small.reduce(Action::Search(true));
+    let far = going.reduce(Action::ReadSoFar(3, Some(15)));
+    assert!(matches!(far.search, Run::Going { done: 3, total: 15, .. }));
+    let mut searching = Searching::of(shown(&small)).unwrap();
+    let mut last = 0;
+    while !searching.advance(4000) {
+        let (done, of) = searching.progress();
+        assert!(last <= done && done <= of);
+        last = done;
+    }
+    let table = searching.table(Locale::En);
+    let heads: Vec<&str> = table.groups.iter().map(|(head, _)| head.as_str()).collect();
+    let fixed = ["fastest that fits", "largest micro-batch that fits", "longest sequence that fits"];
+    assert_eq!(heads[1..4], fixed);
+    assert!(
+        heads[0].starts_with("RTX 4090 24GB: ") && heads[4].starts_with("smallest GPU that does it: "),
+        "{heads:?}"
+    );
+    // All four sequences at once, and no sequence beyond the 1024 positions that GPT-2 has.
+    let of = |group: usize| &table.groups[group].1[0].plan.recipe;
+    assert_eq!((of(2).micro_batch, of(2).grad_accum), (4, 1));
+    assert_eq!(of(3).seq_len, 1024);
+    for row in table.groups.iter().flat_map(|(_, rows)| rows) {
+        let recipe = &row.plan.recipe;
+        assert_eq!(recipe.micro_batch * recipe.grad_accum, 4, "the same sequences a step: {row:?}");
+    }
+    // What the worker says is the same on the other side.
+    let said = serde_json::to_string(&Found::Search(Box::new(table.clone()))).unwrap();
+    let found = || Action::Found(Box::new(serde_json::from_str(&said).unwrap()));
+    let done = far.reduce(found());
+    assert!(matches!(&done.search, Run::Done { table: shown, .. } if **shown == table));
+    let row = &table.groups[1].1[0];
+    let taken = done.reduce(Action::TakeFound(row.plan.clone(), row.name.clone()));
+    assert_eq!(shown(&taken), &*row.plan);
+    assert_eq!(shown(&taken.reduce(Action::Undo)), shown(&small));
+    // What comes after it was stopped is not wanted; the worker does one thing at a time.
+    assert_eq!(far.reduce(Action::Search(false)).reduce(found()).search, Run::None);
+    assert_eq!(far.reduce(Action::Run(true)).search, Run::None);
+    let reading = Reading { name: None, read: 0, total: None };
+    assert_eq!(far.reduce(Action::Reading(Some(reading))).search, Run::None);
+    assert!(matches!(SearchTable::refused(&[], Locale::En), SearchTable { ref groups, .. } if groups.is_empty()));
 }
 
 #[test]

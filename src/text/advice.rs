@@ -3,8 +3,10 @@
 
 use crate::bill::Instant;
 use crate::decide::{Advice, Decision, Declined, Effect, Outcome, PricedRemedy, RemedyId, Way};
+use crate::plan::Plan;
+use crate::recipe::parallel::DataParallel;
 use crate::text::{Catalogue, Locale};
-use crate::throughput::Throughput;
+use crate::throughput::{Range, Throughput};
 use crate::units::{Bytes, grouped, three_digits};
 
 /// A heading or a remark about what to run.
@@ -62,8 +64,24 @@ pub enum Searched<'a> {
     Halved,
     /// A speed that is not known.
     SpeedNotKnown,
+    /// A speed, in tokens per second.
+    Speed(Range),
+    /// What varies in a plan that was found.
+    Plan(&'a Plan),
     /// A machine without a GPU.
     NoGpu,
+    /// Above all of it, on the page.
+    Ask,
+    /// What is tried.
+    Hint,
+    /// On the button that begins.
+    Start,
+    /// On the button that ends it.
+    Stop,
+    /// While it goes on.
+    Going,
+    /// The plans are around earlier inputs.
+    Earlier,
     /// Above the table of verdicts.
     Verdicts {
         /// Cases.
@@ -364,7 +382,17 @@ impl AdviceCatalogue for English {
             Searched::SmallestGpu { gpu } => format!("smallest GPU that does it: {}", gpu.unwrap_or("none")),
             Searched::Halved => "the plan as it is, its micro-batch halved until it fits".into(),
             Searched::SpeedNotKnown => "speed not known".into(),
+            Searched::Speed(Range { low, high }) => format!("{low:.0}–{high:.0} tokens/s"),
+            Searched::Plan(plan) => varied(plan),
             Searched::NoGpu => "no GPU".into(),
+            Searched::Ask => "Search the plans around this one".into(),
+            Searched::Hint => {
+                "For the same sequences a step: every micro-batch and accumulation, three levels of checkpointing, the optimizer’s implementations, on this card and on others; then longer sequences. Every answer is replayed, none is a guess.".into()
+            }
+            Searched::Start => "Search".into(),
+            Searched::Stop => "Stop".into(),
+            Searched::Going => "Searching…".into(),
+            Searched::Earlier => "These are the plans around earlier inputs.".into(),
             Searched::Verdicts { cases, refused } => format!(
                 "verdicts at margin 0, cards as shares of the smallest that suffices: {cases} cases, {refused} refused"
             ),
@@ -374,6 +402,32 @@ impl AdviceCatalogue for English {
             Searched::Completes => "completes".into(),
         }
     }
+}
+
+/// What a search varies, of one plan.
+fn varied(plan: &Plan) -> String {
+    let Plan { recipe, parallel, .. } = plan;
+    let layout = if parallel.is_single() {
+        String::new()
+    } else {
+        format!(", {} on {} GPUs", parallel.data.name(), parallel.world_size)
+    };
+    let implementation = match parallel.data {
+        DataParallel::Megatron(_) => text().megatron_implementation(),
+        _ => text().implementation(recipe.optimizer.implementation()),
+    };
+    let name = text().optimizer(recipe.optimizer.name);
+    let optimizer = match recipe.optimizer.name.implementations() {
+        [] => name.to_owned(),
+        _ => format!("{name} ({implementation})"),
+    };
+    format!(
+        "micro-batch {} × {} accumulated × {} tokens, checkpointing {}, {optimizer}{layout}",
+        recipe.micro_batch,
+        recipe.grad_accum,
+        recipe.seq_len,
+        text().checkpointing(recipe.checkpointing),
+    )
 }
 
 /// A share in whole percents, without its sign.

@@ -1,37 +1,10 @@
 //! A run over sequences of many lengths, as the page shows it: what `vram-budget fragmentation` prints.
 
-use std::rc::Rc;
-
 use serde::{Deserialize, Serialize};
 
 use crate::fragmentation::{Row, SHOWN, Study};
 use crate::issue::Issue;
-use crate::plan::Plan;
 use crate::text::{LengthsSaid, Locale, issue_line, ratio};
-
-/// Where the work on a run is.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub enum Run {
-    /// None was asked for.
-    #[default]
-    None,
-    /// It is being worked out.
-    Going {
-        /// For these inputs.
-        plan: Rc<Plan>,
-        /// How many pieces are done.
-        done: u64,
-        /// Of how many; zero: not known yet.
-        total: u64,
-    },
-    /// It is there.
-    Done {
-        /// For these inputs.
-        plan: Rc<Plan>,
-        /// What was found.
-        table: Rc<LengthsTable>,
-    },
-}
 
 /// A run under several settings in words and figures.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -19,6 +19,8 @@ mod pick;
 mod reading;
 pub mod recording;
 pub mod remedy;
+pub mod run;
+pub mod search;
 mod state;
 pub mod steps;
 pub mod study;

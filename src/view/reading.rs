@@ -7,6 +7,7 @@ use crate::snapshot;
 use crate::text::Locale;
 use crate::view::lengths::LengthsTable;
 use crate::view::recording::Recording;
+use crate::view::search::SearchTable;
 
 /// The longest text that is taken from the clipboard: 32 MiB.
 pub const MAX_CLIPBOARD: usize = measure::MAX_TEXT;
@@ -42,6 +43,8 @@ pub enum Found {
     Recording(Box<Recording>),
     /// What became of a run over many lengths that was asked for.
     Lengths(Box<LengthsTable>),
+    /// What a search that was asked for found.
+    Search(Box<SearchTable>),
     /// It was not understood.
     Refused(ImportError),
 }

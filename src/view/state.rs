@@ -13,8 +13,10 @@ use crate::recipe::{Attention, Checkpointing, Loss, OptimizerImpl, OptimizerName
 use crate::text::LinkProblem;
 use crate::text::Locale;
 use crate::units::Bytes;
-use crate::view::lengths::Run;
+use crate::view::lengths::LengthsTable;
 use crate::view::recording::Recording;
+use crate::view::run::Run;
+use crate::view::search::SearchTable;
 use crate::view::study::{Answered, Asked, Explained, Fitted};
 use crate::view::{
     Alternative, Draft, Field, Found, GpuPick, Incoming, Intake, MAX_READ, Reading, Trained, is_recording, job, link,
@@ -42,7 +44,9 @@ pub struct State {
     /// What was measured.
     pub measured: Measured,
     /// A run over sequences of many lengths.
-    pub run: Run,
+    pub run: Run<LengthsTable>,
+    /// A search among the plans around the inputs.
+    pub search: Run<SearchTable>,
     /// A file that is being read.
     pub reading: Option<Reading>,
     /// The colours.
@@ -224,6 +228,8 @@ pub enum Panel {
     Lengths,
     /// What else explains a measurement.
     Offers,
+    /// A search among the plans around the inputs.
+    Search,
 }
 
 /// The colours.
@@ -402,6 +408,10 @@ pub enum Action {
     Reading(Option<Reading>),
     /// Asked for a run over sequences of many lengths, or stopped it.
     Run(bool),
+    /// Asked for a search among the plans around the inputs, or stopped it.
+    Search(bool),
+    /// Took over a plan that it found, under this name.
+    TakeFound(Box<Plan>, String),
     /// So many bytes of it have been read, of so many.
     ReadSoFar(u64, Option<u64>),
     /// What was found in it.
@@ -435,6 +445,7 @@ impl State {
             section: Section::default(),
             measured: Measured::default(),
             run: Run::None,
+            search: Run::None,
             reading: None,
             theme: Theme::default(),
             notice: None,
@@ -581,23 +592,29 @@ impl State {
                     self.section = Section::Measured;
                 }
                 // The reader does one thing at a time.
-                if matches!(self.run, Run::Going { .. }) {
-                    self.run = Run::None;
-                }
+                self.run.stop();
+                self.search.stop();
                 self.reading = reading;
             }
             Action::Run(true) => {
                 if let Ok(plan) = self.draft.plan() {
                     self.reading = None;
+                    self.search.stop();
                     self.run = Run::Going { plan: Rc::new(plan), done: 0, total: 0 };
                 }
             }
             Action::Run(false) => self.run = Run::None,
-            Action::ReadSoFar(read, of) if matches!(self.run, Run::Going { .. }) => {
-                if let Run::Going { done, total, .. } = &mut self.run {
-                    (*done, *total) = (read, of.unwrap_or_default());
+            Action::Search(true) => {
+                if let Ok(plan) = self.draft.plan() {
+                    self.reading = None;
+                    self.run.stop();
+                    self.search = Run::Going { plan: Rc::new(plan), done: 0, total: 0 };
                 }
             }
+            Action::Search(false) => self.search = Run::None,
+            Action::TakeFound(plan, name) => self.try_plan(&plan, name),
+            Action::ReadSoFar(read, of) if self.run.is_going() => self.run.so_far(read, of),
+            Action::ReadSoFar(read, of) if self.search.is_going() => self.search.so_far(read, of),
             Action::ReadSoFar(read, total) => {
                 if let Some(reading) = &mut self.reading {
                     (reading.read, reading.total) = (read, total);
@@ -605,8 +622,13 @@ impl State {
             }
             // What comes after it was cancelled is not wanted.
             Action::Found(found) if matches!(*found, Found::Lengths(_)) => {
-                if let (Run::Going { plan, .. }, Found::Lengths(table)) = (&self.run, *found) {
-                    self.run = Run::Done { plan: Rc::clone(plan), table: Rc::new(*table) };
+                if let Found::Lengths(table) = *found {
+                    self.run.take(*table);
+                }
+            }
+            Action::Found(found) if matches!(*found, Found::Search(_)) => {
+                if let Found::Search(table) = *found {
+                    self.search.take(*table);
                 }
             }
             Action::Found(found) => {
@@ -853,7 +875,7 @@ impl State {
                 Measured { recording: Some(Rc::new(*recording)), taken, ..Measured::default() }
             }
             // No file holds one.
-            Found::Lengths(_) => return,
+            Found::Lengths(_) | Found::Search(_) => return,
             Found::Refused(error) => Measured { error: Some(error), taken, recording, ..Measured::default() },
         };
         self.measure(measured);

@@ -6,8 +6,7 @@ use std::process::ExitCode;
 use serde_json::{Value, json};
 use vram_budget::decide::search::{Answers, Found, Search, Space, Target, halve};
 use vram_budget::plan::Plan;
-use vram_budget::recipe::parallel::DataParallel;
-use vram_budget::recipe::{Checkpointing, Optimizer, OptimizerName};
+use vram_budget::recipe::{Checkpointing, OptimizerName};
 use vram_budget::text::{Advised, Catalogue, Locale, Searched};
 
 use crate::exit::Rejected;
@@ -49,42 +48,30 @@ pub(crate) struct Args {
 
 impl Args {
     fn space(&self, plan: &Plan) -> Space {
-        let mut space = Space::of(plan);
+        let mut space = Space::around(plan);
         let tokens = self.step_tokens.map(Target::Tokens);
         if let Some(target) = tokens.or(self.global_batch.map(Target::Sequences)) {
             space.target = target;
         }
-        if self.try_micro_batch.is_empty() {
-            space.every_micro_batch();
-        } else {
+        space.every_micro_batch();
+        if !self.try_micro_batch.is_empty() {
             space.micro_batches.clone_from(&self.try_micro_batch);
         }
         if !self.try_seq_len.is_empty() {
             space.seq_lens.clone_from(&self.try_seq_len);
         }
-        space.checkpointing = if self.try_checkpointing.is_empty() {
-            vec![Checkpointing::None, Checkpointing::Selective, Checkpointing::Full]
-        } else {
-            self.try_checkpointing.clone()
-        };
-        let own = plan.recipe.optimizer;
-        let names = if self.try_optimizer.is_empty() { &[own.name][..] } else { &self.try_optimizer };
-        space.optimizers = names.iter().flat_map(|name| implementations(Optimizer { name: *name, ..own })).collect();
+        if !self.try_checkpointing.is_empty() {
+            space.checkpointing.clone_from(&self.try_checkpointing);
+        }
+        if !self.try_optimizer.is_empty() {
+            space.every_implementation(plan.recipe.optimizer, &self.try_optimizer);
+        }
         if let Some(ranks) = self.try_layouts {
             space.every_layout(ranks, plan.recipe.precision);
         }
         space.add_gpus(self.try_gpu.iter().cloned());
         space
     }
-}
-
-/// An optimizer in all its implementations.
-fn implementations(optimizer: Optimizer) -> Vec<Optimizer> {
-    let own = optimizer.name.implementations();
-    if own.is_empty() {
-        return vec![Optimizer { implementation: None, ..optimizer }];
-    }
-    own.iter().map(|one| Optimizer { implementation: Some(*one), ..optimizer }).collect()
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
@@ -173,33 +160,9 @@ fn print(search: &Search, machines: &[String], halved: &[Found], out: &mut dyn W
 
 /// A plan as one line: what it holds, how fast it is, what varies, the verdict.
 fn line(text: &dyn Catalogue, found: &Found, out: &mut dyn Write) -> io::Result<()> {
-    let recipe = &found.plan.recipe;
-    let speed = found.throughput.as_ref().map_or_else(
-        || Locale::En.advice().searched(&Searched::SpeedNotKnown),
-        |t| format!("{:.0}–{:.0} tokens/s", t.tokens_per_second.low, t.tokens_per_second.high),
-    );
-    let parallel = &found.plan.parallel;
-    let layout = if parallel.is_single() {
-        String::new()
-    } else {
-        format!(", {} on {} GPUs", parallel.data.name(), parallel.world_size)
-    };
-    let implementation = match parallel.data {
-        DataParallel::Megatron(_) => text.megatron_implementation(),
-        _ => text.implementation(recipe.optimizer.implementation()),
-    };
-    let optimizer = match recipe.optimizer.name.implementations() {
-        [] => text.optimizer(recipe.optimizer.name).to_owned(),
-        _ => format!("{} ({implementation})", text.optimizer(recipe.optimizer.name)),
-    };
-    writeln!(
-        out,
-        "  {:>10}  {speed:<24}  micro-batch {} × {} accumulated × {} tokens, checkpointing {}, {optimizer}{layout}: {}",
-        found.held().to_string(),
-        recipe.micro_batch,
-        recipe.grad_accum,
-        recipe.seq_len,
-        text.checkpointing(recipe.checkpointing),
-        text.verdict(found.verdict.kind),
-    )
+    let words = Locale::En.advice();
+    let speed = found.throughput.as_ref().map(|of| of.tokens_per_second);
+    let speed = words.searched(&speed.map_or(Searched::SpeedNotKnown, Searched::Speed));
+    let (held, what) = (found.held().to_string(), words.searched(&Searched::Plan(&found.plan)));
+    writeln!(out, "  {held:>10}  {speed:<24}  {what}: {}", text.verdict(found.verdict.kind))
 }

@@ -1,7 +1,8 @@
 //! A run over sequences of many lengths: its inputs, how far it is, what was found. Drawn once it is asked for.
 
 use vram_budget::text::{Label, LengthsSaid, Locale};
-use vram_budget::view::lengths::{LengthsRow, LengthsTable, Run};
+use vram_budget::view::lengths::{LengthsRow, LengthsTable};
+use vram_budget::view::run::Run;
 use vram_budget::view::{Action, Field, Panel, Pick, job};
 use yew::prelude::*;
 
@@ -73,7 +74,7 @@ fn work(store: &Handle) -> Html {
         let disabled = go && store.0.is_stale();
         html! {
             <div class="acts">
-                <button class="btn" type="button" {id} {disabled} onclick={platform::run(store, go)}>{ say(said) }</button>
+                <button class="btn" type="button" {id} {disabled} onclick={platform::run(store, "", go, Action::Run(go))}>{ say(said) }</button>
             </div>
         }
     };

@@ -14,6 +14,7 @@ mod measured;
 mod more;
 mod phases;
 mod platform;
+mod search;
 mod steps;
 mod store;
 #[cfg(test)]

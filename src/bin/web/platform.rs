@@ -447,13 +447,13 @@ pub(crate) fn stop_reading(store: &Handle) -> Callback<MouseEvent> {
     })
 }
 
-/// Has the worker work out the run over many lengths of the inputs, or stops it.
-pub(crate) fn run(store: &Handle, go: bool) -> Callback<MouseEvent> {
+/// Has the worker do something for the inputs, or stops it: `what` stands before the plan that it is sent.
+pub(crate) fn run(store: &Handle, what: &'static str, go: bool, action: Action) -> Callback<MouseEvent> {
     let dispatcher = store.dispatcher();
     let plan = if go { store.0.draft.plan().ok() } else { None };
     Callback::from(move |_| {
-        let text = plan.as_ref().and_then(|plan| serde_json::to_string(plan).ok());
-        dispatcher.dispatch(Action::Run(go));
+        let text = plan.as_ref().and_then(|plan| Some(format!("{what}{}", serde_json::to_string(plan).ok()?)));
+        dispatcher.dispatch(action.clone());
         let text = text.map_or(JsValue::NULL, JsValue::from);
         later(0, move || tell(&window(), "vram-budget:read", &text));
     })

@@ -12,6 +12,7 @@ use crate::controls::{exact, text_field};
 use crate::frame::mark_class;
 use crate::job::adapters_form;
 use crate::lengths::lengths_panel;
+use crate::search::search_panel;
 use crate::store::Handle;
 
 /// The four steps; none without an answer.
@@ -47,6 +48,7 @@ fn section(store: &Handle, step: &Step) -> Html {
                 { for step.notes.iter().map(|note| html! { <p class="note">{ note.clone() }</p> }) }
                 if step.question == Question::Rigid { { adapters_form(store) } }
                 if step.question == Question::Margin { { lengths_panel(store) } }
+                if step.question == Question::Throughput { { search_panel(store) } }
                 if !step.remedies.is_empty() { { remedies(store, step, &step.remedies, text) } }
                 if !step.more_remedies.is_empty() {
                     <details class="note">

@@ -8,11 +8,12 @@ use std::sync::LazyLock;
 use futures::executor::block_on;
 use vram_budget::bill::{Instant, Part};
 use vram_budget::calibration::{Calibration, Fitted, Quantity};
-use vram_budget::decide::RemedyId;
+use vram_budget::decide::{RemedyId, Status};
 use vram_budget::machine::GpuChoice;
 use vram_budget::recipe::{Attention, Checkpointing, Loss, Method, OptimizerImpl, OptimizerName, Ppo, Precision};
 use vram_budget::view::lengths::{LengthsRow, LengthsTable};
 use vram_budget::view::measured::{EXAMPLE_DOCUMENT, EXAMPLE_OOM, EXAMPLE_SCRIPT};
+use vram_budget::view::search::{FoundRow, SearchTable};
 use vram_budget::view::study::{Answered, Explained, Offer, Shows};
 use vram_budget::view::{Action, Alternative, Field, Found, GpuPick, Notice, Panel, State, Trained, example};
 use yew::LocalServerRenderer;
@@ -214,6 +215,21 @@ fn states() -> Vec<(&'static str, State)> {
             after(lengths().into_iter().chain([Action::Run(true), found, typed(Field::LengthSteps, "7")]))
         }),
         ("phases of PPO", several_phases()),
+        ("a search that is going", after([Action::Panel(Panel::Search, true), Action::Search(true)])),
+        ("a search that is done, of earlier inputs", {
+            let row = FoundRow {
+                name: "micro-batch 1".into(),
+                held: "2 GiB".into(),
+                speed: "speed not known".into(),
+                status: Status::Pass,
+                verdict: "Fits".into(),
+                plan: Box::new(example()),
+            };
+            let groups = vec![("The front".into(), vec![row.clone(), row]), ("longest: none".into(), Vec::new())];
+            let table = SearchTable { head: "2 plans".into(), groups, problems: vec!["A problem.".into()] };
+            let found = Action::Found(Box::new(Found::Search(Box::new(table))));
+            after([Action::Panel(Panel::Search, true), Action::Search(true), found, typed(Field::SeqLen, "64")])
+        }),
         ("open cell", after([Action::Cell(Part::Activations, Instant::Loss)])),
         ("empty cell", after([Action::Cell(Part::Gradients, Instant::Forward)])),
         (
@@ -396,4 +412,18 @@ fn what_explains_a_measurement_is_drawn_with_what_it_offers() {
         let without = |e: &Element| !matches!(e.get("id"), Some("explained" | "calibration" | "calibrate"));
         assert!(page(none).iter().all(without), "{none}");
     }
+}
+
+#[test]
+fn a_search_is_drawn_once_it_is_asked_for_with_a_button_beside_each_plan() {
+    let with = |wanted: &str| elements(&PAGES.iter().find(|(name, _)| *name == wanted).unwrap().1);
+    let ids = |all: &[Element]| all.iter().filter_map(|e| e.get("id").map(str::to_owned)).collect::<BTreeSet<_>>();
+    let closed = ids(&with("fits"));
+    assert!(closed.contains("search-panel") && !closed.contains("start-search"));
+    assert!(ids(&with("a search that is going")).contains("stop-search"));
+    let all = with("a search that is done, of earlier inputs");
+    let table = all.iter().find(|e| e.get("id") == Some("search-table")).unwrap();
+    assert!(table.text.contains("earlier inputs") && table.text.contains("A problem."), "{}", table.text);
+    let take = all.iter().filter(|e| e.tag == "button" && e.text == "Take it: micro-batch 1").count();
+    assert_eq!(take, 2);
 }

@@ -9,6 +9,7 @@ use vram_budget::fragmentation::Study;
 use vram_budget::plan::Plan;
 use vram_budget::text::Locale;
 use vram_budget::view::lengths::LengthsTable;
+use vram_budget::view::search::{SearchTable, Searching};
 use vram_budget::view::study::Study as Answering;
 use vram_budget::view::{Found, Incoming};
 use wasm_bindgen::{JsCast, JsValue};
@@ -16,8 +17,54 @@ use web_sys::{CustomEvent, CustomEventInit, EventTarget};
 
 thread_local! {
     static INCOMING: RefCell<Incoming> = RefCell::default();
-    static STUDY: RefCell<Option<Study>> = const { RefCell::new(None) };
+    static WORK: RefCell<Option<Work>> = const { RefCell::new(None) };
     static ASKED: RefCell<Option<Answering>> = const { RefCell::new(None) };
+}
+
+/// What stands before the plan that is to be searched around.
+pub(crate) const SEARCH: &str = "search ";
+/// How many events of a replay are looked at between two looks at the clock.
+const SLICE_EVENTS: usize = 4000;
+
+/// What is asked of the worker for a plan, in hand.
+enum Work {
+    Lengths(Box<Study>),
+    Search(Box<Searching>),
+}
+
+impl Work {
+    /// It, not begun; what is refused.
+    fn of(text: &str) -> Option<Result<Self, Found>> {
+        if let Some(plan) = text.strip_prefix(SEARCH) {
+            let searching = Searching::of(&serde_json::from_str(plan).ok()?);
+            let refused = |issues: Vec<_>| Found::Search(Box::new(SearchTable::refused(&issues, Locale::En)));
+            return Some(searching.map(|of| Self::Search(Box::new(of))).map_err(refused));
+        }
+        let study = Study::new(&serde_json::from_str::<Plan>(text).ok()?);
+        let refused = |issues: Vec<_>| Found::Lengths(Box::new(LengthsTable::refused(&issues, Locale::En)));
+        Some(study.map(|of| Self::Lengths(Box::new(of))).map_err(refused))
+    }
+
+    /// Goes on by a piece; what was found, once nothing is left.
+    fn advance(&mut self) -> Option<Found> {
+        match self {
+            Self::Lengths(study) => match study.advance() {
+                Ok(false) => None,
+                Ok(true) => Some(Found::Lengths(Box::new(LengthsTable::of(study, Locale::En)))),
+                Err(issues) => Some(Found::Lengths(Box::new(LengthsTable::refused(&issues, Locale::En)))),
+            },
+            Self::Search(search) => {
+                search.advance(SLICE_EVENTS).then(|| Found::Search(Box::new(search.table(Locale::En))))
+            }
+        }
+    }
+
+    fn progress(&self) -> (usize, usize) {
+        match self {
+            Self::Lengths(study) => study.progress(),
+            Self::Search(search) => search.progress(),
+        }
+    }
 }
 
 /// How long the worker works before it looks whether that is still wanted, in ms.
@@ -35,14 +82,14 @@ pub(crate) fn listen() {
     let end = EventListener::new(&worker, "vram-budget:end", |_| {
         say(&INCOMING.take().finish(Locale::En));
     });
-    // A plan whose run over many lengths is to be worked out; an empty text: none any more.
+    // A plan for which something is to be worked out; an empty text: nothing any more.
     let run = EventListener::new(&worker, "vram-budget:run", |event| {
         let Some(text) = event.dyn_ref::<CustomEvent>().and_then(|event| event.detail().as_string()) else { return };
-        STUDY.set(None);
-        let Ok(plan) = serde_json::from_str::<Plan>(&text) else { return };
-        match Study::new(&plan) {
-            Ok(study) => STUDY.set(Some(study)),
-            Err(issues) => say(&Found::Lengths(Box::new(LengthsTable::refused(&issues, Locale::En)))),
+        WORK.set(None);
+        match Work::of(&text) {
+            Some(Ok(work)) => WORK.set(Some(work)),
+            Some(Err(refused)) => say(&refused),
+            None => {}
         }
     });
     let more = EventListener::new(&worker, "vram-budget:more", |_| more());
@@ -67,17 +114,15 @@ pub(crate) fn listen() {
     }
 }
 
-/// Goes on with the run for a while, and says how far it is or what was found.
+/// Goes on with the work for a while, and says how far it is or what was found.
 fn more() {
     let start = js_sys::Date::now();
-    while let Some(mut study) = STUDY.take() {
-        match study.advance() {
-            Ok(true) => return say(&Found::Lengths(Box::new(LengthsTable::of(&study, Locale::En)))),
-            Err(issues) => return say(&Found::Lengths(Box::new(LengthsTable::refused(&issues, Locale::En)))),
-            Ok(false) => {}
+    while let Some(mut work) = WORK.take() {
+        if let Some(found) = work.advance() {
+            return say(&found);
         }
-        let (done, total) = study.progress();
-        STUDY.set(Some(study));
+        let (done, total) = work.progress();
+        WORK.set(Some(work));
         if js_sys::Date::now() - start > SLICE_MS {
             let detail = js_sys::Array::of2(&done.to_string().into(), &total.to_string().into());
             return tell(&js_sys::global().unchecked_into(), "vram-budget:so-far", &detail);

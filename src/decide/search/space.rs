@@ -3,7 +3,7 @@
 use crate::machine::{GpuChoice, Machine};
 use crate::plan::Plan;
 use crate::recipe::parallel::{DataParallel, Ddp, DeepSpeed, Fsdp1, Fsdp2};
-use crate::recipe::{Checkpointing, FloatName, MAX_GRAD_ACCUM, Optimizer, Parallel, Precision};
+use crate::recipe::{Checkpointing, FloatName, MAX_GRAD_ACCUM, Optimizer, OptimizerName, Parallel, Precision};
 
 /// What every plan of a search has in common: how much is learned from in one step of the optimizer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,6 +67,29 @@ impl Space {
             layouts: vec![plan.parallel.clone()],
             machines: vec![plan.machine.clone()],
             target: Target::of(plan),
+        }
+    }
+
+    /// What is tried around `plan` where nothing else is asked for: every micro-batch, three levels of checkpointing, the
+    /// optimizer in all its implementations.
+    #[must_use]
+    pub fn around(plan: &Plan) -> Self {
+        let mut space = Self::of(plan);
+        space.every_micro_batch();
+        space.checkpointing = vec![Checkpointing::None, Checkpointing::Selective, Checkpointing::Full];
+        space.every_implementation(plan.recipe.optimizer, &[plan.recipe.optimizer.name]);
+        space
+    }
+
+    /// Tries these optimizers, each in all its implementations, all else as of `own`.
+    pub fn every_implementation(&mut self, own: Optimizer, names: &[OptimizerName]) {
+        self.optimizers.clear();
+        for &name in names {
+            let with = |implementation| Optimizer { name, implementation, ..own };
+            match name.implementations() {
+                [] => self.optimizers.push(with(None)),
+                all => self.optimizers.extend(all.iter().map(|one| with(Some(*one)))),
+            }
         }
     }
 
