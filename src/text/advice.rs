@@ -377,7 +377,7 @@ impl AdviceCatalogue for English {
             Searched::Front { gpu } => format!("{gpu}: the plans that no other beats in both memory and speed"),
             Searched::Fastest => "fastest that fits".into(),
             Searched::LargestMicroBatch => "largest micro-batch that fits".into(),
-            Searched::LongestSequence => "longest sequence that fits".into(),
+            Searched::LongestSequence => "longest sequence that fits, of those tried".into(),
             Searched::None => ": none".into(),
             Searched::SmallestGpu { gpu } => format!("smallest GPU that does it: {}", gpu.unwrap_or("none")),
             Searched::Halved => "the plan as it is, its micro-batch halved until it fits".into(),
