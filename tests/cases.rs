@@ -72,20 +72,18 @@ fn every_recipe_is_predicted() {
     assert_eq!(cases().count(), MODELLED_RECIPES, "predicted");
 }
 
-/// Steps under older versions of transformers (`versions.jsonl`) and PyTorch (`pytorch.jsonl`): allocated peaks right to
-/// 0.1 % or 256 KiB, reserved ones to 3 % or one segment, and nine in ten allocated peaks within 4 KiB, which is what buffers
-/// of a few numbers come to.
-#[test]
-fn older_versions_are_predicted() {
+/// Steps of `lines` that are off by more than a share of what was measured, or than `least` bytes where that is more, in the
+/// allocated and reserved peak; and that nine in ten allocated peaks are within 4 KiB, which is what buffers of a few numbers
+/// come to.
+fn off(lines: &str, [allocated, reserved]: [f64; 2], least: [f64; 2]) -> Vec<String> {
     let (mut wrong, mut near, mut all) = (Vec::new(), 0, 0);
-    let files = [include_str!("data/training-steps/versions.jsonl"), include_str!("data/training-steps/pytorch.jsonl")];
-    for line in files.into_iter().flat_map(str::lines) {
+    for line in lines.lines() {
         let case = Case::read(line).unwrap();
         let readings = estimate(case.plan.as_ref().unwrap()).unwrap().readings.unwrap();
         all += 1;
         for (name, ours, share, least) in [
-            (ReadingName::MaxAllocated, readings.max_allocated, 0.001, 256.0 * 1024.0),
-            (ReadingName::MaxReserved, readings.max_reserved, 0.03, 2.0 * 1024.0 * 1024.0),
+            (ReadingName::MaxAllocated, readings.max_allocated, allocated, least[0]),
+            (ReadingName::MaxReserved, readings.max_reserved, reserved, least[1]),
         ] {
             let Figure::Bytes(measured) = case.readings.iter().find(|r| r.name == name).unwrap().figure else {
                 panic!()
@@ -97,8 +95,26 @@ fn older_versions_are_predicted() {
             }
         }
     }
-    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     assert!(near * 10 >= all * 9, "{near} of {all}");
+    wrong
+}
+
+/// Steps under older versions of transformers (`versions.jsonl`): allocated peaks right to 0.1 %, reserved ones to 1.5 %. Of
+/// further families (`versions-further.jsonl`), whose small models take 50 MiB: or to 256 KiB and one segment.
+#[test]
+fn older_versions_are_predicted() {
+    let wrong = off(include_str!("data/training-steps/versions.jsonl"), [0.001, 0.015], [0.0; 2]);
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    let further = include_str!("data/training-steps/versions-further.jsonl");
+    let wrong = off(further, [0.001, 0.015], [256.0 * 1024.0, 2.0 * 1024.0 * 1024.0]);
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// Steps run with older releases of PyTorch (`pytorch.jsonl`): allocated peaks right to 0.1 %, reserved ones to 3 %.
+#[test]
+fn older_pytorch_is_predicted() {
+    let wrong = off(include_str!("data/training-steps/pytorch.jsonl"), [0.001, 0.03], [0.0; 2]);
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
 /// Preferences and rewards (`methods.jsonl`), drawn and measured after the rules were written: every allocated figure is
