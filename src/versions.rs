@@ -337,7 +337,7 @@ pub const ROWS: &[Row] = &[
         Version(2, 12),
         None,
         "cuBLASLt keeps a workspace of its own per handle and stream",
-        "pytorch/pytorch#156495; shared with cuBLAS by #168175 and #175879; run: 2.11",
+        "pytorch/pytorch#156495; shared with cuBLAS by #168175 and #175879; run: 2.11 (addmm, _scaled_mm)",
         |r| r.lt_workspace = LtWorkspace::Kept,
     ),
     before(
