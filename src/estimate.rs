@@ -32,7 +32,7 @@ use crate::versions::{self, Rules};
 
 pub use phases::{PhaseOnCard, binding_phase, phases};
 use phases::{usable_beside, vllm};
-pub use ranks::{RankEstimate, ranks};
+pub use ranks::{RankEstimate, RankWalk, ranks, ranks_differ};
 pub use slices::Slices;
 
 /// Everything that follows from a plan.

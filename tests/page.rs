@@ -5,6 +5,7 @@ use std::rc::Rc;
 
 use vram_budget::bill::{Instant, Part};
 use vram_budget::decide::{RemedyId, VerdictKind};
+use vram_budget::estimate::ranks_differ;
 use vram_budget::fragmentation::Study;
 use vram_budget::issue::IssueKind;
 use vram_budget::machine::GpuChoice;
@@ -20,8 +21,9 @@ use vram_budget::view::bill::BillTable;
 use vram_budget::view::lengths::LengthsTable;
 use vram_budget::view::measured::{EXAMPLE_DOCUMENT, EXAMPLE_OOM, EXAMPLE_SCRIPT, Understood, unit_options};
 use vram_budget::view::phases::PhaseTable;
+use vram_budget::view::ranks::{RankTable, walking};
 use vram_budget::view::recording;
-use vram_budget::view::run::Run;
+use vram_budget::view::run::{Errand, Run};
 use vram_budget::view::search::{SearchTable, Searching};
 use vram_budget::view::steps::steps;
 use vram_budget::view::timeline::Timeline;
@@ -308,9 +310,9 @@ fn a_job_of_several_phases_shows_each_with_its_peak_and_what_holds_it() {
 fn a_search_is_asked_for_followed_stopped_and_a_plan_of_it_taken_over() {
     let small =
         after(&start(), [Action::Preset("gpt2".into()), typed(Field::SeqLen, "64"), typed(Field::GradAccum, "4")]);
-    let going = small.reduce(Action::Search(true));
+    let going = small.reduce(Action::Run(Some(Errand::Search)));
     let far = going.reduce(Action::ReadSoFar(3, Some(15)));
-    assert!(matches!(far.search, Run::Going { done: 3, total: 15, .. }));
+    assert!(matches!(far.errands.search, Run::Going { done: 3, total: 15, .. }));
     let mut searching = Searching::of(shown(&small)).unwrap();
     let mut last = 0;
     while !searching.advance(4000) {
@@ -338,16 +340,16 @@ fn a_search_is_asked_for_followed_stopped_and_a_plan_of_it_taken_over() {
     let said = serde_json::to_string(&Found::Search(Box::new(table.clone()))).unwrap();
     let found = || Action::Found(Box::new(serde_json::from_str(&said).unwrap()));
     let done = far.reduce(found());
-    assert!(matches!(&done.search, Run::Done { table: shown, .. } if **shown == table));
+    assert!(matches!(&done.errands.search, Run::Done { table: shown, .. } if **shown == table));
     let row = &table.groups[1].1[0];
     let taken = done.reduce(Action::TakeFound(row.plan.clone(), row.name.clone()));
     assert_eq!(shown(&taken), &*row.plan);
     assert_eq!(shown(&taken.reduce(Action::Undo)), shown(&small));
     // What comes after it was stopped is not wanted; the worker does one thing at a time.
-    assert_eq!(far.reduce(Action::Search(false)).reduce(found()).search, Run::None);
-    assert_eq!(far.reduce(Action::Run(true)).search, Run::None);
+    assert_eq!(far.reduce(Action::Run(None)).reduce(found()).errands.search, Run::None);
+    assert_eq!(far.reduce(Action::Run(Some(Errand::Lengths))).errands.search, Run::None);
     let reading = Reading { name: None, read: 0, total: None };
-    assert_eq!(far.reduce(Action::Reading(Some(reading))).search, Run::None);
+    assert_eq!(far.reduce(Action::Reading(Some(reading))).errands.search, Run::None);
     assert!(matches!(SearchTable::refused(&[], Locale::En), SearchTable { ref groups, .. } if groups.is_empty()));
 }
 
@@ -784,10 +786,12 @@ fn a_run_over_many_lengths_is_asked_for_shown_and_marked_once_the_inputs_change(
         typed(Field::Lengths, "64, 500, 90, 333, 512, 17"),
         typed(Field::LengthSteps, "12"),
         Action::Alternative(Alternative::BucketedBatches),
-        Action::Run(true),
+        Action::Run(Some(Errand::Lengths)),
     ];
     let going = after(&Rc::new(State::new(&plan)), lengths);
-    let Run::Going { plan: asked, done: 0, total: 0 } = &going.run else { panic!("{:?}", going.run) };
+    let Run::Going { plan: asked, done: 0, total: 0 } = &going.errands.lengths else {
+        panic!("{:?}", going.errands.lengths)
+    };
     let of = asked.recipe.lengths.as_ref().unwrap();
     assert_eq!((of.steps, of.batching), (12, Batching::Bucketed));
     assert_eq!(of.of, Distribution::List(vec![64, 500, 90, 333, 512, 17]));
@@ -796,7 +800,7 @@ fn a_run_over_many_lengths_is_asked_for_shown_and_marked_once_the_inputs_change(
     assert_eq!(again.draft.plan().as_ref(), Ok(&**asked));
     assert_eq!(again.draft.text(Field::Lengths), "64, 500, 90, 333, 512, 17");
     let some = going.reduce(Action::ReadSoFar(3, Some(15)));
-    assert!(matches!(some.run, Run::Going { done: 3, total: 15, .. }));
+    assert!(matches!(some.errands.lengths, Run::Going { done: 3, total: 15, .. }));
     let (table, progress) = study(asked);
     assert!(progress.windows(2).all(|pair| pair[0].0 <= pair[1].0 && pair[0].1 == pair[1].1), "{progress:?}");
     assert_eq!((progress[0].0, progress.last().unwrap().0), (0, progress[0].1));
@@ -807,12 +811,12 @@ fn a_run_over_many_lengths_is_asked_for_shown_and_marked_once_the_inputs_change(
     assert!(!table.findings.is_empty() && table.problems.is_empty(), "{table:?}");
     let found = || Action::Found(Box::new(Found::Lengths(Box::new(table.clone()))));
     let done = some.reduce(found());
-    assert!(matches!(&done.run, Run::Done { table: shown, .. } if **shown == table));
+    assert!(matches!(&done.errands.lengths, Run::Done { table: shown, .. } if **shown == table));
     // What comes after it was stopped is not wanted; a file that is read instead stops it.
-    let stopped = some.reduce(Action::Run(false)).reduce(found());
-    assert_eq!(stopped.run, Run::None);
+    let stopped = some.reduce(Action::Run(None)).reduce(found());
+    assert_eq!(stopped.errands.lengths, Run::None);
     let reading = Reading { name: None, read: 0, total: None };
-    assert_eq!(some.reduce(Action::Reading(Some(reading))).run, Run::None);
+    assert_eq!(some.reduce(Action::Reading(Some(reading))).errands.lengths, Run::None);
 }
 
 #[test]
@@ -850,4 +854,42 @@ fn a_recording_as_json_is_read_like_a_pickle() {
     assert!(error.to_string().contains("recording"), "{error}");
     // Other documents are what they were.
     assert!(matches!(found(EXAMPLE_SCRIPT.as_bytes(), 64), Found::Measurements(_)));
+}
+
+#[test]
+fn the_ranks_of_a_job_are_walked_where_they_differ() {
+    let words = Locale::En;
+    let dp = after(
+        &start(),
+        [
+            Action::Preset("gpt2".into()),
+            typed(Field::SeqLen, "128"),
+            typed(Field::MicroBatch, "4"),
+            typed(Field::WorldSize, "4"),
+            Action::Alternative(Alternative::Dp),
+        ],
+    );
+    let plan = shown(&dp);
+    assert_eq!(dp.outcome.issues, []);
+    assert!(ranks_differ(plan));
+    let going = dp.reduce(Action::Run(Some(Errand::Ranks))).reduce(Action::ReadSoFar(1, Some(2)));
+    assert_eq!(going.errands.ranks.progress(), (1, 2));
+    let mut walk = walking(plan, words).unwrap();
+    while !walk.advance().unwrap() {}
+    assert_eq!(walk.progress().0, 4);
+    let table = RankTable::of(plan, walk.ranks(), words);
+    assert!(table.sentence.starts_with("GPU 0 holds the most, "), "{}", table.sentence);
+    assert_eq!(table.rows.iter().map(|row| row.binds).collect::<Vec<_>>(), [true, false, false, false]);
+    for row in &table.rows {
+        let longest: f64 = row.shares.iter().sum();
+        assert!(longest <= 100.0 + 1e-9 && row.binds == (longest > 99.9), "{row:?}");
+    }
+    let found = |table: RankTable| Action::Found(Box::new(Found::Ranks(Box::new(table))));
+    let done = going.reduce(found(table.clone()));
+    assert!(matches!(&done.errands.ranks, Run::Done { table: shown, .. } if **shown == table));
+    assert_eq!(going.reduce(Action::Run(None)).reduce(found(table)).errands.ranks, Run::None);
+    // One GPU has no other to differ from.
+    let one = dp.reduce(typed(Field::WorldSize, "1"));
+    assert!(!ranks_differ(shown(&one)));
+    assert_eq!(walking(shown(&one), words).unwrap_err(), RankTable::default());
 }

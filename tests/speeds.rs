@@ -49,7 +49,8 @@ fn published_speeds_are_predicted() {
     let errors: Vec<f64> = rows.iter().filter_map(|row| row["error"].as_f64()).collect();
     let within = errors.iter().filter(|error| error.abs() <= 35.0).count();
     assert!(within * 10 >= errors.len() * 9, "{within} of {}", errors.len());
-    let believed: Vec<_> = checked.iter().filter(|row| !hard_to_believe(row["id"].as_str().unwrap())).copied().collect();
+    let believed: Vec<_> =
+        checked.iter().filter(|row| !hard_to_believe(row["id"].as_str().unwrap())).copied().collect();
     assert_eq!(checked.len() - believed.len(), 17, "{checked:?}");
     for rows in [&rows, &believed] {
         let factor = |row: &&&Value| Some(row["published_seconds"].as_f64()? / row["predicted_seconds"].as_f64()?);

@@ -5,6 +5,7 @@ use serde::Serialize;
 use super::Job;
 use crate::bill::{self, Instant, PartBytes};
 use crate::issue::Issue;
+use crate::model::family::Gpt;
 use crate::plan::Plan;
 use crate::recipe::Precision;
 use crate::recipe::parallel::{DataParallel, Dp, Megatron, Parallel};
@@ -41,53 +42,109 @@ const MAX_LISTED: u64 = 32;
 /// # Errors
 /// Every issue of the plan, one per field.
 pub fn ranks(plan: &Plan) -> Result<Vec<RankEstimate>, Vec<Issue>> {
-    if plan.recipe.precision == Some(Precision::RuleOfThumb) {
-        return Ok(Vec::new());
-    }
-    match &plan.parallel.data {
-        DataParallel::Megatron(options) => pipeline(plan, options),
-        DataParallel::Dp(_) if plan.parallel.world_size > 1 => gpus(plan),
-        _ => Ok(Vec::new()),
-    }
+    let Some(mut walk) = RankWalk::of(plan)? else { return Ok(Vec::new()) };
+    while !walk.advance()? {}
+    Ok(walk.found)
 }
 
-/// What `data` holds at its peak, one of the plan's ranks.
-fn peak(
-    job: &Job,
-    plan: &Plan,
-    data: DataParallel,
-    precision: Precision,
-) -> Result<(Plan, Instant, PartBytes), Vec<Issue>> {
-    let plan = Plan { parallel: Parallel { data, ..plan.parallel.clone() }, ..plan.clone() };
-    let walk = job.walk_steady(&plan, precision)?;
-    let (bill, _) = bill::bill(&walk, job.model.symbols(&plan.recipe), super::sources(&plan));
-    let parts = bill.column(bill.binding).parts;
-    Ok((plan, bill.binding, parts))
+/// Whether ranks of the plan hold more than others, so that a table of them says something.
+#[must_use]
+pub fn ranks_differ(plan: &Plan) -> bool {
+    let of = &plan.parallel;
+    let pipeline = matches!(of.data, DataParallel::Megatron(_)) && of.pipeline > 1;
+    plan.recipe.precision != Some(Precision::RuleOfThumb)
+        && (pipeline || matches!(of.data, DataParallel::Dp(_)) && of.world_size > 1)
 }
 
-/// The GPUs of a process: those beside the first are alike.
-fn gpus(plan: &Plan) -> Result<Vec<RankEstimate>, Vec<Issue>> {
-    let job = Job::of(plan)?;
-    let precision = plan.recipe.precision.unwrap_or(Precision::AmpBf16);
-    let of = |rank: u64| -> Result<RankEstimate, Vec<Issue>> {
-        let (_, instant, parts) = peak(&job, plan, DataParallel::Dp(Dp { gpu: rank }), precision)?;
-        let layers = job.model.layers();
+/// The ranks of a plan in hand, one walked after the other.
+#[derive(Debug)]
+pub struct RankWalk {
+    plan: Plan,
+    job: Job,
+    /// What a pipeline cuts; `None`: the GPUs of a process, those beside the first alike.
+    pipeline: Option<(Gpt, Megatron)>,
+    /// Ranks to walk, the last one first.
+    left: Vec<u64>,
+    found: Vec<RankEstimate>,
+}
+
+impl RankWalk {
+    /// The ranks of `plan`, none walked yet. `None`: they are alike.
+    ///
+    /// # Errors
+    /// Every issue of the plan, one per field.
+    pub fn of(plan: &Plan) -> Result<Option<Self>, Vec<Issue>> {
+        if plan.recipe.precision == Some(Precision::RuleOfThumb) {
+            return Ok(None);
+        }
+        let (job, pipeline, left) = match &plan.parallel.data {
+            DataParallel::Megatron(options) => {
+                let job = Job::of(plan)?;
+                let Some(gpt) = job.model.megatron() else { return Ok(None) };
+                // Between its ends a long pipeline is listed no further.
+                let stages = plan.parallel.pipeline;
+                let listed = |rank: &u64| *rank < MAX_LISTED || stages - rank <= MAX_LISTED;
+                (job, Some((gpt, options.clone())), (0..stages).filter(listed).rev().collect())
+            }
+            DataParallel::Dp(_) if plan.parallel.world_size > 1 => (Job::of(plan)?, None, vec![1, 0]),
+            _ => return Ok(None),
+        };
+        Ok(Some(Self { plan: plan.clone(), job, pipeline, left, found: Vec::new() }))
+    }
+
+    /// Walks the next rank. True once none is left.
+    ///
+    /// # Errors
+    /// Every issue of the plan, one per field.
+    pub fn advance(&mut self) -> Result<bool, Vec<Issue>> {
+        if let Some(rank) = self.left.pop() {
+            let of = match &self.pipeline {
+                Some((gpt, options)) => self.stage(gpt, options, rank)?,
+                None => self.gpu(rank)?,
+            };
+            self.found.push(of);
+        }
+        if self.left.is_empty() && self.pipeline.is_none() && self.found.len() == 2 {
+            let others = 2..self.plan.parallel.world_size.min(MAX_LISTED);
+            let like = self.found[1].clone();
+            self.found.extend(others.map(|rank| RankEstimate { rank, ..like.clone() }));
+        }
+        Ok(self.left.is_empty())
+    }
+
+    /// How many ranks are walked, and of how many.
+    #[must_use]
+    pub fn progress(&self) -> (usize, usize) {
+        (self.found.len(), self.found.len() + self.left.len())
+    }
+
+    /// Those walked.
+    #[must_use]
+    pub fn ranks(&self) -> &[RankEstimate] {
+        &self.found
+    }
+
+    /// What a rank with `data` holds at its peak.
+    fn peak(&self, data: DataParallel, unnamed: Precision) -> Result<(Plan, Instant, PartBytes), Vec<Issue>> {
+        let Self { plan, job, .. } = self;
+        let plan = Plan { parallel: Parallel { data, ..plan.parallel.clone() }, ..plan.clone() };
+        let walk = job.walk_steady(&plan, plan.recipe.precision.unwrap_or(unnamed))?;
+        let (bill, _) = bill::bill(&walk, job.model.symbols(&plan.recipe), super::sources(&plan));
+        let parts = bill.column(bill.binding).parts;
+        Ok((plan, bill.binding, parts))
+    }
+
+    fn gpu(&self, rank: u64) -> Result<RankEstimate, Vec<Issue>> {
+        let (_, instant, parts) = self.peak(DataParallel::Dp(Dp { gpu: rank }), Precision::AmpBf16)?;
+        let layers = self.job.model.layers();
         let peak_bytes = parts.total();
         Ok(RankEstimate { rank, layers, embedding: true, head: true, in_flight: 1, instant, parts, peak_bytes })
-    };
-    let (first, second) = (of(0)?, of(1)?);
-    let others = (1..plan.parallel.world_size.min(MAX_LISTED)).map(|rank| RankEstimate { rank, ..second.clone() });
-    Ok(core::iter::once(first).chain(others).collect())
-}
+    }
 
-fn pipeline(plan: &Plan, options: &Megatron) -> Result<Vec<RankEstimate>, Vec<Issue>> {
-    let job = Job::of(plan)?;
-    let Some(gpt) = job.model.megatron() else { return Ok(Vec::new()) };
-    let precision = plan.recipe.precision.unwrap_or(Precision::Bf16Master);
-    let of = |rank: u64| {
+    fn stage(&self, gpt: &Gpt, options: &Megatron, rank: u64) -> Result<RankEstimate, Vec<Issue>> {
         let data = DataParallel::Megatron(Megatron { rank: Some(rank), ..options.clone() });
-        let (plan, instant, parts) = peak(&job, plan, data, precision)?;
-        let (layers, in_flight) = stage(&gpt, &plan, rank);
+        let (plan, instant, parts) = self.peak(data, Precision::Bf16Master)?;
+        let (layers, in_flight) = stage(gpt, &plan, rank);
         Ok(RankEstimate {
             rank,
             layers,
@@ -98,8 +155,5 @@ fn pipeline(plan: &Plan, options: &Megatron) -> Result<Vec<RankEstimate>, Vec<Is
             parts,
             peak_bytes: parts.total(),
         })
-    };
-    // Between its ends a long pipeline is listed no further.
-    let stages = plan.parallel.pipeline;
-    (0..stages).filter(|rank| *rank < MAX_LISTED || stages - rank <= MAX_LISTED).map(of).collect()
+    }
 }

@@ -16,6 +16,7 @@ pub mod measured;
 pub mod number;
 pub mod phases;
 mod pick;
+pub mod ranks;
 mod reading;
 pub mod recording;
 pub mod remedy;

@@ -6,6 +6,7 @@ use crate::measure::{self, ImportError, Imported, Measurement, Options};
 use crate::snapshot;
 use crate::text::Locale;
 use crate::view::lengths::LengthsTable;
+use crate::view::ranks::RankTable;
 use crate::view::recording::Recording;
 use crate::view::search::SearchTable;
 
@@ -45,6 +46,8 @@ pub enum Found {
     Lengths(Box<LengthsTable>),
     /// What a search that was asked for found.
     Search(Box<SearchTable>),
+    /// What every rank holds, which was asked for.
+    Ranks(Box<RankTable>),
     /// It was not understood.
     Refused(ImportError),
 }

@@ -3,11 +3,92 @@
 use std::rc::Rc;
 
 use crate::plan::Plan;
+use crate::view::Found;
+use crate::view::lengths::LengthsTable;
+use crate::view::ranks::RankTable;
+use crate::view::search::SearchTable;
+
+/// What the worker can be asked to do for a plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Errand {
+    /// A run over sequences of many lengths.
+    Lengths,
+    /// A search among the plans around it.
+    Search,
+    /// A walk of every rank.
+    Ranks,
+}
+
+impl Errand {
+    /// What stands before the plan that is sent to the worker.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Lengths => "lengths ",
+            Self::Search => "search ",
+            Self::Ranks => "ranks ",
+        }
+    }
+
+    /// What is asked, and the plan's text.
+    #[must_use]
+    pub fn read(text: &str) -> Option<(Self, &str)> {
+        [Self::Lengths, Self::Search, Self::Ranks]
+            .into_iter()
+            .find_map(|errand| Some((errand, text.strip_prefix(errand.word())?)))
+    }
+}
+
+/// Where each of them is: the worker does one at a time.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Errands {
+    /// A run over sequences of many lengths.
+    pub lengths: Run<LengthsTable>,
+    /// A search among the plans around the inputs.
+    pub search: Run<SearchTable>,
+    /// A walk of every rank.
+    pub ranks: Run<RankTable>,
+}
+
+impl Errands {
+    /// Begins one for `plan`; what another one was doing stops.
+    pub(super) fn begin(&mut self, errand: Errand, plan: Plan) {
+        self.stop();
+        let plan = Rc::new(plan);
+        match errand {
+            Errand::Lengths => self.lengths = Run::Going { plan, done: 0, total: 0 },
+            Errand::Search => self.search = Run::Going { plan, done: 0, total: 0 },
+            Errand::Ranks => self.ranks = Run::Going { plan, done: 0, total: 0 },
+        }
+    }
+
+    /// Stops what goes on. True where something did.
+    pub(super) fn stop(&mut self) -> bool {
+        self.lengths.stop() | self.search.stop() | self.ranks.stop()
+    }
+
+    /// Takes how far the one that goes on is. True where one does.
+    pub(super) fn so_far(&mut self, read: u64, of: Option<u64>) -> bool {
+        self.lengths.so_far(read, of) | self.search.so_far(read, of) | self.ranks.so_far(read, of)
+    }
+
+    /// Takes what was found; gives back what is no errand's.
+    pub(super) fn take(&mut self, found: Found) -> Option<Found> {
+        match found {
+            Found::Lengths(table) => self.lengths.take(*table),
+            Found::Search(table) => self.search.take(*table),
+            Found::Ranks(table) => self.ranks.take(*table),
+            other => return Some(other),
+        }
+        None
+    }
+}
 
 /// Where the work is.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub enum Run<T> {
     /// None was asked for.
+    #[default]
     None,
     /// It is being worked out.
     Going {
@@ -42,30 +123,32 @@ impl<T> PartialEq for Run<T> {
 }
 
 impl<T> Run<T> {
-    /// Whether it is being worked out.
+    /// How far it is, and of how much; zero: not known.
     #[must_use]
-    pub const fn is_going(&self) -> bool {
-        matches!(self, Self::Going { .. })
+    pub const fn progress(&self) -> (u64, u64) {
+        if let Self::Going { done, total, .. } = self { (*done, *total) } else { (0, 0) }
     }
 
-    /// Takes how far it is.
-    pub(super) fn so_far(&mut self, read: u64, of: Option<u64>) {
-        if let Self::Going { done, total, .. } = self {
-            (*done, *total) = (read, of.unwrap_or_default());
-        }
+    /// Takes how far it is. True where it goes on.
+    fn so_far(&mut self, read: u64, of: Option<u64>) -> bool {
+        let Self::Going { done, total, .. } = self else { return false };
+        (*done, *total) = (read, of.unwrap_or_default());
+        true
     }
 
     /// Takes what was found; what comes after it was stopped is not wanted.
-    pub(super) fn take(&mut self, found: T) {
+    fn take(&mut self, found: T) {
         if let Self::Going { plan, .. } = self {
             *self = Self::Done { plan: Rc::clone(plan), table: Rc::new(found) };
         }
     }
 
-    /// No longer goes on.
-    pub(super) fn stop(&mut self) {
-        if self.is_going() {
+    /// No longer goes on. True where it did.
+    fn stop(&mut self) -> bool {
+        let going = matches!(self, Self::Going { .. });
+        if going {
             *self = Self::None;
         }
+        going
     }
 }

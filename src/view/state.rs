@@ -13,10 +13,8 @@ use crate::recipe::{Attention, Checkpointing, Loss, OptimizerImpl, OptimizerName
 use crate::text::LinkProblem;
 use crate::text::Locale;
 use crate::units::Bytes;
-use crate::view::lengths::LengthsTable;
 use crate::view::recording::Recording;
-use crate::view::run::Run;
-use crate::view::search::SearchTable;
+use crate::view::run::{Errand, Errands};
 use crate::view::study::{Answered, Asked, Explained, Fitted};
 use crate::view::{
     Alternative, Draft, Field, Found, GpuPick, Incoming, Intake, MAX_READ, Reading, Trained, is_recording, job, link,
@@ -43,10 +41,8 @@ pub struct State {
     pub section: Section,
     /// What was measured.
     pub measured: Measured,
-    /// A run over sequences of many lengths.
-    pub run: Run<LengthsTable>,
-    /// A search among the plans around the inputs.
-    pub search: Run<SearchTable>,
+    /// What the worker is asked to do for the inputs.
+    pub errands: Errands,
     /// A file that is being read.
     pub reading: Option<Reading>,
     /// The colours.
@@ -230,6 +226,8 @@ pub enum Panel {
     Offers,
     /// A search among the plans around the inputs.
     Search,
+    /// Every rank.
+    Ranks,
 }
 
 /// The colours.
@@ -406,11 +404,9 @@ pub enum Action {
     File(Vec<u8>),
     /// A file is being read; `None`: no longer.
     Reading(Option<Reading>),
-    /// Asked for a run over sequences of many lengths, or stopped it.
-    Run(bool),
-    /// Asked for a search among the plans around the inputs, or stopped it.
-    Search(bool),
-    /// Took over a plan that it found, under this name.
+    /// Asked the worker for something about the inputs, or stopped it.
+    Run(Option<Errand>),
+    /// Took over a plan that a search found, under this name.
     TakeFound(Box<Plan>, String),
     /// So many bytes of it have been read, of so many.
     ReadSoFar(u64, Option<u64>),
@@ -444,8 +440,7 @@ impl State {
             panels: Vec::new(),
             section: Section::default(),
             measured: Measured::default(),
-            run: Run::None,
-            search: Run::None,
+            errands: Errands::default(),
             reading: None,
             theme: Theme::default(),
             notice: None,
@@ -572,11 +567,7 @@ impl State {
             Action::Answered(answered) => self.answered(*answered),
             Action::Failed => {
                 self.measured.asked = None;
-                let going = matches!(self.run, Run::Going { .. });
-                if going {
-                    self.run = Run::None;
-                }
-                if self.reading.take().is_some() || going {
+                if self.errands.stop() | self.reading.take().is_some() {
                     self.notice = Some(Notice::FileUnreadable);
                 }
             }
@@ -592,48 +583,29 @@ impl State {
                     self.section = Section::Measured;
                 }
                 // The reader does one thing at a time.
-                self.run.stop();
-                self.search.stop();
+                self.errands.stop();
                 self.reading = reading;
             }
-            Action::Run(true) => {
+            Action::Run(Some(errand)) => {
                 if let Ok(plan) = self.draft.plan() {
                     self.reading = None;
-                    self.search.stop();
-                    self.run = Run::Going { plan: Rc::new(plan), done: 0, total: 0 };
+                    self.errands.begin(errand, plan);
                 }
             }
-            Action::Run(false) => self.run = Run::None,
-            Action::Search(true) => {
-                if let Ok(plan) = self.draft.plan() {
-                    self.reading = None;
-                    self.run.stop();
-                    self.search = Run::Going { plan: Rc::new(plan), done: 0, total: 0 };
-                }
+            Action::Run(None) => {
+                self.errands.stop();
             }
-            Action::Search(false) => self.search = Run::None,
             Action::TakeFound(plan, name) => self.try_plan(&plan, name),
-            Action::ReadSoFar(read, of) if self.run.is_going() => self.run.so_far(read, of),
-            Action::ReadSoFar(read, of) if self.search.is_going() => self.search.so_far(read, of),
-            Action::ReadSoFar(read, total) => {
-                if let Some(reading) = &mut self.reading {
-                    (reading.read, reading.total) = (read, total);
+            Action::ReadSoFar(read, total) => match &mut self.reading {
+                Some(reading) => (reading.read, reading.total) = (read, total),
+                None => {
+                    self.errands.so_far(read, total);
                 }
-            }
+            },
             // What comes after it was cancelled is not wanted.
-            Action::Found(found) if matches!(*found, Found::Lengths(_)) => {
-                if let Found::Lengths(table) = *found {
-                    self.run.take(*table);
-                }
-            }
-            Action::Found(found) if matches!(*found, Found::Search(_)) => {
-                if let Found::Search(table) = *found {
-                    self.search.take(*table);
-                }
-            }
             Action::Found(found) => {
-                if self.reading.take().is_some() {
-                    self.take_found(*found);
+                if let Some(found) = self.errands.take(*found).filter(|_| self.reading.take().is_some()) {
+                    self.take_found(found);
                 }
             }
             Action::Link(fragment) if Section::from_fragment(&fragment).is_some() => {
@@ -875,7 +847,7 @@ impl State {
                 Measured { recording: Some(Rc::new(*recording)), taken, ..Measured::default() }
             }
             // No file holds one.
-            Found::Lengths(_) | Found::Search(_) => return,
+            Found::Lengths(_) | Found::Search(_) | Found::Ranks(_) => return,
             Found::Refused(error) => Measured { error: Some(error), taken, recording, ..Measured::default() },
         };
         self.measure(measured);

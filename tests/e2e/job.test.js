@@ -231,6 +231,28 @@ for (const { name, ...size } of WIDTHS) {
     await close();
   });
 
+  test(`${name}: every rank of a pipeline is walked off the main thread, and the one that binds is named`, async () => {
+    const { page, close } = await b.open(size);
+    await page.selectOption("#model", "llama-3.1-8b");
+    await page.locator("#more-inputs > summary").click();
+    await page.fill("#world-size", "8");
+    await page.selectOption("#sharding", { label: "Megatron-LM" });
+    await page.selectOption("#precision", { index: await page.locator("#precision option").evaluateAll((all) => all.findIndex((of) => /master/.test(of.label))) });
+    await page.fill("#pipeline", "4");
+    await page.fill("#grad-accum", "8");
+    await page.locator("#ranks-panel > summary").click();
+    const long = await tasks(page, async () => {
+      await page.locator("#start-ranks").click();
+      await page.locator("#ranks-table").waitFor({ timeout: 60_000 });
+    });
+    assert.ok(long.at(-1) <= 50, `the longest task took ${long.at(-1)} ms`);
+    assert.match(await page.locator("#ranks-table p").innerText(), /^Rank [03] holds the most, .* more than Rank \d, mostly /);
+    assert.equal(await page.locator("#ranks-table tbody tr").count(), 4);
+    await page.fill("#grad-accum", "1");
+    await page.getByText("These are the ranks of earlier inputs.").waitFor();
+    await close();
+  });
+
   test(`${name}: adapters are chosen where the rigid cost is, and stay in the link`, async () => {
     const { page, close } = await b.open(size);
     const before = await answer(page);

@@ -10,6 +10,7 @@ use yew::prelude::*;
 use crate::answer::{key, letter, term_button};
 use crate::controls::exact;
 use crate::phases::phase_table;
+use crate::ranks::ranks_panel;
 use crate::store::Handle;
 
 /// The section.
@@ -25,6 +26,7 @@ pub(crate) fn bill_section(store: &Handle) -> Html {
                 <div class="scroll">{ bill_table(store, &table) }</div>
                 <p class="note">{ text.label(Label::BillNote) }</p>
                 { phase_table(store) }
+                { ranks_panel(store) }
             </div>
         </section>
     }

@@ -2,14 +2,14 @@
 
 use vram_budget::text::{Label, LengthsSaid, Locale};
 use vram_budget::view::lengths::{LengthsRow, LengthsTable};
-use vram_budget::view::run::Run;
+use vram_budget::view::run::Errand;
 use vram_budget::view::{Action, Field, Panel, Pick, job};
 use yew::prelude::*;
 
 use crate::controls::text_field;
+use crate::errand::{Words, errand, panel};
 use crate::job::row;
 use crate::more::pick_row;
-use crate::platform;
 use crate::store::Handle;
 
 /// What is offered as an example.
@@ -18,16 +18,8 @@ const EXAMPLES: [&str; 3] = ["uniform=64..2048", "log-normal=512,0.7", "307, 123
 /// The panel, closed until someone opens it.
 pub(crate) fn lengths_panel(store: &Handle) -> Html {
     let open = job::lengths_are_open(&store.0);
-    let onclick = store.on(move |event: MouseEvent| {
-        event.prevent_default();
-        Action::Panel(Panel::Lengths, !open)
-    });
-    html! {
-        <details class="more-inputs" id="lengths-panel" {open}>
-            <summary {onclick}>{ store.text().label(Label::LengthsAsk) }</summary>
-            if open { { inside(store) } }
-        </details>
-    }
+    let ask = store.text().label(Label::LengthsAsk).to_owned();
+    panel(store, ("lengths-panel", "more-inputs"), (Panel::Lengths, open), ask, inside)
 }
 
 #[inline(never)]
@@ -70,39 +62,15 @@ fn inside(store: &Handle) -> Html {
 /// The button, how far the work is, and what was found.
 fn work(store: &Handle) -> Html {
     let say = |said: LengthsSaid<'_>| Locale::En.lengths().say(&said);
-    let button = |id: &'static str, said: LengthsSaid<'_>, go: bool| {
-        let disabled = go && store.0.is_stale();
-        html! {
-            <div class="acts">
-                <button class="btn" type="button" {id} {disabled} onclick={platform::run(store, "", go, Action::Run(go))}>{ say(said) }</button>
-            </div>
-        }
+    let run = &store.0.errands.lengths;
+    let (done, total) = run.progress();
+    let words = Words {
+        start: say(LengthsSaid::Start),
+        stop: say(LengthsSaid::Stop),
+        going: say(LengthsSaid::Progress(done, total)),
+        earlier: say(LengthsSaid::Earlier),
     };
-    match &store.0.run {
-        Run::None => button("start-run", LengthsSaid::Start, true),
-        Run::Going { done, total, .. } => {
-            let known = (*total > 0).then_some(());
-            html! {
-                <div class="readback" id="run">
-                    <p id="run-line">{ say(LengthsSaid::Progress(*done, *total)) }</p>
-                    <progress aria-labelledby="run-line" max={known.map(|()| total.to_string())} value={known.map(|()| done.to_string())} />
-                    { button("stop-run", LengthsSaid::Stop, false) }
-                </div>
-            }
-        }
-        Run::Done { plan, table } => {
-            let earlier = store.0.draft.plan().is_ok_and(|now| now != **plan);
-            html! {
-                <>
-                    { button("start-run", LengthsSaid::Start, true) }
-                    <div id="run-table" aria-live="polite">
-                        if earlier { <p class="issue">{ say(LengthsSaid::Earlier) }</p> }
-                        { found(table) }
-                    </div>
-                </>
-            }
-        }
-    }
+    errand(store, Errand::Lengths, ("run", run), words, found)
 }
 
 fn found(table: &LengthsTable) -> Html {

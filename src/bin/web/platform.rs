@@ -10,7 +10,9 @@ use gloo::file::callbacks::FileReader;
 use gloo::timers::callback::Timeout;
 use gloo::utils::{document, window};
 use js_sys::JsString;
+use vram_budget::plan::Plan;
 use vram_budget::units::Bytes;
+use vram_budget::view::run::Errand;
 use vram_budget::view::{
     Action, MAX_CLIPBOARD, MAX_FILE, MAX_READ, Notice, Outcome, Reading, Shown, State, Theme, example, link,
 };
@@ -448,12 +450,14 @@ pub(crate) fn stop_reading(store: &Handle) -> Callback<MouseEvent> {
 }
 
 /// Has the worker do something for the inputs, or stops it: `what` stands before the plan that it is sent.
-pub(crate) fn run(store: &Handle, what: &'static str, go: bool, action: Action) -> Callback<MouseEvent> {
+pub(crate) fn run(store: &Handle, errand: Option<Errand>) -> Callback<MouseEvent> {
     let dispatcher = store.dispatcher();
-    let plan = if go { store.0.draft.plan().ok() } else { None };
+    let asked = errand.zip(store.0.draft.plan().ok());
     Callback::from(move |_| {
-        let text = plan.as_ref().and_then(|plan| Some(format!("{what}{}", serde_json::to_string(plan).ok()?)));
-        dispatcher.dispatch(action.clone());
+        let text =
+            |(errand, plan): &(Errand, Plan)| Some(format!("{}{}", errand.word(), serde_json::to_string(plan).ok()?));
+        let text = asked.as_ref().and_then(text);
+        dispatcher.dispatch(Action::Run(errand));
         let text = text.map_or(JsValue::NULL, JsValue::from);
         later(0, move || tell(&window(), "vram-budget:read", &text));
     })

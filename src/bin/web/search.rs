@@ -1,29 +1,19 @@
 //! A search among the plans around the inputs: how far it is, what was found, each to take over. Drawn once it is asked for.
 
 use vram_budget::text::{Advised, Locale, Searched};
-use vram_budget::view::run::Run;
+use vram_budget::view::run::Errand;
 use vram_budget::view::search::{FoundRow, SearchTable};
 use vram_budget::view::{Action, Panel};
 use yew::prelude::*;
 
+use crate::errand::{Words, errand, panel};
 use crate::frame::mark_class;
-use crate::platform;
 use crate::store::Handle;
-use crate::worker::SEARCH;
 
 /// The panel, closed until someone opens it.
 pub(crate) fn search_panel(store: &Handle) -> Html {
     let open = store.0.is_open(Panel::Search);
-    let onclick = store.on(move |event: MouseEvent| {
-        event.prevent_default();
-        Action::Panel(Panel::Search, !open)
-    });
-    html! {
-        <details class="note" id="search-panel" {open}>
-            <summary {onclick}>{ say(Searched::Ask) }</summary>
-            if open { { inside(store) } }
-        </details>
-    }
+    panel(store, ("search-panel", "note"), (Panel::Search, open), say(Searched::Ask), inside)
 }
 
 fn say(what: Searched<'_>) -> String {
@@ -32,36 +22,13 @@ fn say(what: Searched<'_>) -> String {
 
 #[inline(never)]
 fn inside(store: &Handle) -> Html {
-    let button = |id: &'static str, what: Searched<'_>, go: bool| {
-        let disabled = go && store.0.is_stale();
-        let onclick = platform::run(store, SEARCH, go, Action::Search(go));
-        html! { <div class="acts"><button class="btn" type="button" {id} {disabled} {onclick}>{ say(what) }</button></div> }
+    let words = Words {
+        start: say(Searched::Start),
+        stop: say(Searched::Stop),
+        going: say(Searched::Going),
+        earlier: say(Searched::Earlier),
     };
-    let work = match &store.0.search {
-        Run::None => button("start-search", Searched::Start, true),
-        Run::Going { done, total, .. } => {
-            let known = (*total > 0).then_some(());
-            html! {
-                <div class="readback" id="search">
-                    <p id="search-line">{ say(Searched::Going) }</p>
-                    <progress aria-labelledby="search-line" max={known.map(|()| total.to_string())} value={known.map(|()| done.to_string())} />
-                    { button("stop-search", Searched::Stop, false) }
-                </div>
-            }
-        }
-        Run::Done { plan, table } => {
-            let earlier = store.0.draft.plan().is_ok_and(|now| now != **plan);
-            html! {
-                <>
-                    { button("start-search", Searched::Start, true) }
-                    <div id="search-table" aria-live="polite">
-                        if earlier { <p class="issue">{ say(Searched::Earlier) }</p> }
-                        { found(store, table) }
-                    </div>
-                </>
-            }
-        }
-    };
+    let work = errand(store, Errand::Search, ("search", &store.0.errands.search), words, |table| found(store, table));
     html! { <><p>{ say(Searched::Hint) }</p>{ work }</> }
 }
 

@@ -11,8 +11,11 @@ use vram_budget::calibration::{Calibration, Fitted, Quantity};
 use vram_budget::decide::{RemedyId, Status};
 use vram_budget::machine::GpuChoice;
 use vram_budget::recipe::{Attention, Checkpointing, Loss, Method, OptimizerImpl, OptimizerName, Ppo, Precision};
+use vram_budget::units::Bytes;
 use vram_budget::view::lengths::{LengthsRow, LengthsTable};
 use vram_budget::view::measured::{EXAMPLE_DOCUMENT, EXAMPLE_OOM, EXAMPLE_SCRIPT};
+use vram_budget::view::ranks::{RankRow, RankTable};
+use vram_budget::view::run::Errand;
 use vram_budget::view::search::{FoundRow, SearchTable};
 use vram_budget::view::study::{Answered, Explained, Offer, Shows};
 use vram_budget::view::{Action, Alternative, Field, Found, GpuPick, Notice, Panel, State, Trained, example};
@@ -201,7 +204,10 @@ fn states() -> Vec<(&'static str, State)> {
                 typed(Field::TensorSize, "2"),
             ]),
         ),
-        ("a run over many lengths that is going", after(lengths().into_iter().chain([Action::Run(true)]))),
+        (
+            "a run over many lengths that is going",
+            after(lengths().into_iter().chain([Action::Run(Some(Errand::Lengths))])),
+        ),
         ("a run over many lengths that is done, of earlier inputs", {
             let mut table =
                 LengthsTable { head: "2 steps".into(), findings: vec!["One.".into()], ..Default::default() };
@@ -212,10 +218,14 @@ fn states() -> Vec<(&'static str, State)> {
                 vec![LengthsRow { setting: "as planned".into(), end: "fits".into(), peaks, after: after_step }];
             table.problems = vec!["A problem.".into()];
             let found = Action::Found(Box::new(Found::Lengths(Box::new(table))));
-            after(lengths().into_iter().chain([Action::Run(true), found, typed(Field::LengthSteps, "7")]))
+            after(lengths().into_iter().chain([
+                Action::Run(Some(Errand::Lengths)),
+                found,
+                typed(Field::LengthSteps, "7"),
+            ]))
         }),
         ("phases of PPO", several_phases()),
-        ("a search that is going", after([Action::Panel(Panel::Search, true), Action::Search(true)])),
+        ("a search that is going", after([Action::Panel(Panel::Search, true), Action::Run(Some(Errand::Search))])),
         ("a search that is done, of earlier inputs", {
             let row = FoundRow {
                 name: "micro-batch 1".into(),
@@ -228,7 +238,41 @@ fn states() -> Vec<(&'static str, State)> {
             let groups = vec![("The front".into(), vec![row.clone(), row]), ("longest: none".into(), Vec::new())];
             let table = SearchTable { head: "2 plans".into(), groups, problems: vec!["A problem.".into()] };
             let found = Action::Found(Box::new(Found::Search(Box::new(table))));
-            after([Action::Panel(Panel::Search, true), Action::Search(true), found, typed(Field::SeqLen, "64")])
+            after([
+                Action::Panel(Panel::Search, true),
+                Action::Run(Some(Errand::Search)),
+                found,
+                typed(Field::SeqLen, "64"),
+            ])
+        }),
+        ("every rank that holds something else, of earlier inputs", {
+            let row = RankRow {
+                name: "GPU 0".into(),
+                shares: vec![40.0, 30.0, 20.0, 5.0, 5.0],
+                layers: 12,
+                in_flight: 1,
+                peak: "2.00".into(),
+                exact: Bytes(1 << 31),
+                at: "at the loss".into(),
+                binds: true,
+            };
+            let table = RankTable {
+                sentence: "GPU 0.".into(),
+                rows: vec![row.clone(), row],
+                problems: vec!["A problem.".into()],
+            };
+            let found = Action::Found(Box::new(Found::Ranks(Box::new(table))));
+            after([
+                Action::Preset("gpt2".into()),
+                typed(Field::SeqLen, "128"),
+                typed(Field::MicroBatch, "4"),
+                typed(Field::WorldSize, "4"),
+                Action::Alternative(Alternative::Dp),
+                Action::Panel(Panel::Ranks, true),
+                Action::Run(Some(Errand::Ranks)),
+                found,
+                typed(Field::SeqLen, "64"),
+            ])
         }),
         ("open cell", after([Action::Cell(Part::Activations, Instant::Loss)])),
         ("empty cell", after([Action::Cell(Part::Gradients, Instant::Forward)])),

@@ -5,10 +5,13 @@ use std::cell::RefCell;
 
 use gloo::events::EventListener;
 use js_sys::Uint8Array;
+use vram_budget::estimate::RankWalk;
 use vram_budget::fragmentation::Study;
 use vram_budget::plan::Plan;
 use vram_budget::text::Locale;
 use vram_budget::view::lengths::LengthsTable;
+use vram_budget::view::ranks::{RankTable, walking};
+use vram_budget::view::run::Errand;
 use vram_budget::view::search::{SearchTable, Searching};
 use vram_budget::view::study::Study as Answering;
 use vram_budget::view::{Found, Incoming};
@@ -21,8 +24,6 @@ thread_local! {
     static ASKED: RefCell<Option<Answering>> = const { RefCell::new(None) };
 }
 
-/// What stands before the plan that is to be searched around.
-pub(crate) const SEARCH: &str = "search ";
 /// How many events of a replay are looked at between two looks at the clock.
 const SLICE_EVENTS: usize = 4000;
 
@@ -30,19 +31,25 @@ const SLICE_EVENTS: usize = 4000;
 enum Work {
     Lengths(Box<Study>),
     Search(Box<Searching>),
+    Ranks(Box<(Plan, RankWalk)>),
 }
 
 impl Work {
     /// It, not begun; what is refused.
     fn of(text: &str) -> Option<Result<Self, Found>> {
-        if let Some(plan) = text.strip_prefix(SEARCH) {
-            let searching = Searching::of(&serde_json::from_str(plan).ok()?);
-            let refused = |issues: Vec<_>| Found::Search(Box::new(SearchTable::refused(&issues, Locale::En)));
-            return Some(searching.map(|of| Self::Search(Box::new(of))).map_err(refused));
-        }
-        let study = Study::new(&serde_json::from_str::<Plan>(text).ok()?);
-        let refused = |issues: Vec<_>| Found::Lengths(Box::new(LengthsTable::refused(&issues, Locale::En)));
-        Some(study.map(|of| Self::Lengths(Box::new(of))).map_err(refused))
+        let (errand, plan) = Errand::read(text)?;
+        let plan: Plan = serde_json::from_str(plan).ok()?;
+        Some(match errand {
+            Errand::Search => Searching::of(&plan)
+                .map(|of| Self::Search(Box::new(of)))
+                .map_err(|issues| Found::Search(Box::new(SearchTable::refused(&issues, Locale::En)))),
+            Errand::Lengths => Study::new(&plan)
+                .map(|of| Self::Lengths(Box::new(of)))
+                .map_err(|issues| Found::Lengths(Box::new(LengthsTable::refused(&issues, Locale::En)))),
+            Errand::Ranks => walking(&plan, Locale::En)
+                .map(|of| Self::Ranks(Box::new((plan, of))))
+                .map_err(|table| Found::Ranks(Box::new(table))),
+        })
     }
 
     /// Goes on by a piece; what was found, once nothing is left.
@@ -56,6 +63,11 @@ impl Work {
             Self::Search(search) => {
                 search.advance(SLICE_EVENTS).then(|| Found::Search(Box::new(search.table(Locale::En))))
             }
+            Self::Ranks(of) => match of.1.advance() {
+                Ok(false) => None,
+                Ok(true) => Some(Found::Ranks(Box::new(RankTable::of(&of.0, of.1.ranks(), Locale::En)))),
+                Err(issues) => Some(Found::Ranks(Box::new(RankTable::refused(&issues, Locale::En)))),
+            },
         }
     }
 
@@ -63,6 +75,7 @@ impl Work {
         match self {
             Self::Lengths(study) => study.progress(),
             Self::Search(search) => search.progress(),
+            Self::Ranks(of) => of.1.progress(),
         }
     }
 }

@@ -18,7 +18,7 @@ use vram_budget::recipe::{Checkpointing, Parallel};
 use vram_budget::step::capacity::SmallestCard;
 use vram_budget::step::log::Phase;
 use vram_budget::step::readings::{CheckpointReadings, Holder, PhaseReadings};
-use vram_budget::text::{Advised, Catalogue, Label, Locale};
+use vram_budget::text::{Advised, Catalogue, Label, Locale, RankSaid};
 use vram_budget::throughput::Throughput;
 use vram_budget::units::{Bytes, grouped, three_digits};
 use vram_budget::versions::holding;
@@ -198,13 +198,8 @@ fn all_ranks(text: &dyn Catalogue, plan: &Plan, ranks: &[RankEstimate], out: &mu
         for part in Part::ALL {
             write!(out, " {:>16}", gib(rank.parts.get(part)))?;
         }
-        let ends = match (rank.embedding, rank.head) {
-            (true, true) => ", embedding and head",
-            (true, false) => ", embedding",
-            (false, true) => ", head",
-            (false, false) => "",
-        };
-        writeln!(out, " {:>11}{mark}  {}{ends}", gib(rank.peak_bytes), text.at_instant(rank.instant))?;
+        let at = RankSaid::At { instant: rank.instant, embedding: rank.embedding, head: rank.head };
+        writeln!(out, " {:>11}{mark}  {}", gib(rank.peak_bytes), Locale::En.rank(at))?;
     }
     Ok(())
 }
