@@ -20,6 +20,7 @@ use crate::recipe::parallel::DataParallel;
 use crate::recipe::{Attention, Checkpointing, FloatName, LigerKernel, Loss, Method, Precision, SdpaBackend};
 use crate::rule_of_thumb::{Thumb, rule_of_thumb};
 use crate::step::capacity::{SmallestCard, smallest_card};
+use crate::step::log::Phase;
 use crate::step::ops::FLOAT8_MULTIPLE;
 use crate::step::readings::Readings;
 use crate::step::repeat::over_layers;
@@ -30,7 +31,7 @@ use crate::step::train::{Steps, TooLarge, Walk, tables, walk, walk_short, walk_s
 use crate::units::Bytes;
 use crate::versions::{self, Rules};
 
-pub use phases::{PhaseOnCard, binding_phase, phases};
+pub use phases::{Peak, PhaseOnCard, binding_phase, phases};
 use phases::{usable_beside, vllm};
 pub use ranks::{RankEstimate, RankWalk, ranks, ranks_differ};
 pub use slices::Slices;
@@ -42,6 +43,8 @@ pub struct Estimate {
     pub bill: Bill,
     /// Peaks per tier.
     pub tiers: Tiers,
+    /// The phase that needs the most memory. `None`: nothing was replayed; then the bill's instant is all that is known.
+    pub binding: Option<PhaseOnCard>,
     /// The steady step, thinned.
     pub timeline: Vec<TimelinePoint>,
     /// What a loop would read; none in the rule-of-thumb mode.
@@ -69,8 +72,11 @@ pub enum OnCard {
         usable_bytes: Bytes,
         /// In which step, counted from 1; 0 while the model is built.
         step: u32,
-        /// In which phase of it.
+        /// At which instant of it.
         instant: Instant,
+        /// In which phase, if in another one than the training step.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        phase: Option<Phase>,
         /// What the allocator tried to take from the device.
         tried: Bytes,
     },
@@ -462,6 +468,7 @@ fn quick_of(plan: &Plan, job: &Job, precision: Precision) -> Result<Estimate, Ve
     Ok(Estimate {
         bill,
         tiers: Tiers { requested, allocated, reserved: None, process: None, host: None },
+        binding: None,
         timeline,
         readings: None,
         on_card: None,
@@ -529,12 +536,11 @@ fn sources(plan: &Plan) -> Sources {
     }
 }
 
-fn tiers(readings: &Readings, hardware: &Hardware, plan: &Plan) -> Tiers {
+fn tiers(readings: &Readings, phases: &[PhaseOnCard], hardware: &Hardware, plan: &Plan) -> Tiers {
     let replayed = modelled(format!("caching allocator of PyTorch {}, replayed", plan.framework.pytorch));
     let mut most = [readings.highest_allocated(), readings.highest_reserved()];
     let mut known = true;
     if vllm(plan).is_some() {
-        let phases = phases(plan, readings);
         known = phases.iter().all(|phase| phase.beside.is_some());
         let highest = |of: &dyn Fn(&PhaseOnCard) -> Bytes| phases.iter().map(of).max().unwrap_or_default();
         most = [highest(&PhaseOnCard::allocated), highest(&PhaseOnCard::reserved)];
@@ -559,7 +565,8 @@ fn tiers(readings: &Readings, hardware: &Hardware, plan: &Plan) -> Tiers {
     });
     Tiers {
         requested: Tier {
-            peak_bytes: readings.max_requested,
+            // The run's own maxima leave loading out.
+            peak_bytes: phases.iter().map(|of| of.readings.parts().total()).fold(readings.max_requested, Bytes::max),
             provenance: modelled("sizes of the tensors alive at once"),
         },
         allocated: Tier { peak_bytes: allocated, provenance: replayed },

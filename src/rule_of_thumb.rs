@@ -129,6 +129,7 @@ pub fn rule_of_thumb(thumb: Thumb) -> Estimate {
     let columns = Instant::ALL.map(column).into();
     let sources = Sources { weights: rule.clone(), states: rule.clone(), autograd: rule };
     Estimate {
+        binding: None,
         bill: Bill { columns, binding: Instant::Step, symbols, kinds, sources },
         tiers: Tiers { requested: tier.clone(), allocated: tier, reserved: None, process: None, host: None },
         timeline: Vec::new(),

@@ -509,3 +509,39 @@ fn recordings_are_read_replayed_and_refused() {
     assert!(rejected(&run(&["snapshot", &file, "--device", "3"])).contains("nothing is recorded of device 3"));
     assert!(rejected(&run(&["snapshot", &file, "--alloc-conf", "max_split_size_mb:1"])).contains("max_split_size_mb"));
 }
+
+#[test]
+fn the_phase_that_binds_is_the_one_that_is_named() {
+    let plan = |more: &[&'static str]| {
+        let liger =
+            ["estimate", "qwen2.5-0.5b", "--gpu", "RTX 4090 24GB", "--precision", "pure_bf16", "--micro-batch", "2"];
+        let lora =
+            ["--seq-len", "1024", "--checkpointing", "full", "--lora-rank", "8", "--lora-targets", "q_proj", "--liger"];
+        liger.into_iter().chain(lora).chain(more.iter().copied()).collect::<Vec<_>>()
+    };
+    // Liger's fused loss runs in training alone: the evaluation makes the logits.
+    let text = ok(&plan(&["--eval-after"]));
+    assert!(text.lines().nth(1).unwrap().ends_with("The peak is in the evaluation."), "{text}");
+    let total = text.lines().find(|line| line.starts_with("Total")).unwrap();
+    assert!(!total.contains('*'), "no instant of the step binds: {total}");
+    let marked: Vec<&str> = text.lines().filter(|line| line.contains('*')).collect();
+    assert!(matches!(marked[..], [line] if line.starts_with("Evaluation")), "{marked:?}");
+    assert!(text.contains("with less it fails in the evaluation\n"), "{text}");
+    let document = json(&plan(&["--eval-after", "--json"]));
+    assert_eq!(document["binding"], "evaluation");
+    assert_eq!(document["phases"]["binding"], "evaluation");
+    let allocated = |at: usize| document["phases"]["list"][at]["allocated_bytes"].as_u64().unwrap();
+    assert_eq!(document["numbers"]["allocated"].as_u64(), Some(allocated(1)));
+    assert!(allocated(1) > allocated(0));
+    // Without it, a card that the evaluation does not leave room on is enough.
+    let without = json(&plan(&["--json"]));
+    assert_eq!(without["binding"], without["bill"]["binding"]);
+    assert_eq!(without["numbers"]["allocated"].as_u64(), Some(allocated(0)));
+    let small = ["--gpu-memory", "3.5 GiB", "--compute-capability", "8.9", "--context", "0.5 GiB", "--json"];
+    let on_small = |more: &[&'static str]| {
+        let all = plan(&[]).into_iter().filter(|word| !["--gpu", "RTX 4090 24GB"].contains(word));
+        json(&all.chain(small).chain(more.iter().copied()).collect::<Vec<_>>())
+    };
+    assert_eq!(on_small(&[])["verdict"], "fits");
+    assert_eq!(on_small(&["--eval-after"])["verdict"], "does_not_fit");
+}

@@ -323,7 +323,8 @@ pub(super) fn price_one(
     let plan = (rule.change)(&situation)?;
     let changed = Situated::of(&plan, walk).ok()?;
     let (now, after) = (before.verdict.numbers, changed.verdict.numbers);
-    let bill = &changed.runs.dearest().estimate.bill;
+    let estimate = &changed.runs.dearest().estimate;
+    let bill = &estimate.bill;
     let at = |estimate: &Bill, instant| estimate.column(instant).parts.total();
     let throughput = changed.throughput().filter(|_| rule.id.is_timed());
     Some(PricedRemedy {
@@ -334,7 +335,7 @@ pub(super) fn price_one(
         saved_bytes: difference(now.allocated, after.allocated),
         saved_process_bytes: now.process.zip(after.process).map(|(b, a)| difference(b, a)),
         saved_at: Instant::ALL.map(|instant| difference(at(&before.estimate.bill, instant), at(bill, instant))),
-        binding: bill.binding,
+        binding: estimate.peak(),
         time: before
             .throughput
             .as_ref()

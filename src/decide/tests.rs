@@ -43,7 +43,16 @@ fn estimate(parts: [u64; 5], reserved: Option<u64>) -> Estimate {
         kinds: Vec::new(),
         sources: Sources { weights: made_up(), states: made_up(), autograd: made_up() },
     };
-    Estimate { bill, tiers, timeline: Vec::new(), readings: None, on_card: None, notes: Vec::new(), parameters: 0 }
+    Estimate {
+        bill,
+        tiers,
+        binding: None,
+        timeline: Vec::new(),
+        readings: None,
+        on_card: None,
+        notes: Vec::new(),
+        parameters: 0,
+    }
 }
 
 /// A card of `memory` GiB with a context of 1 GiB and nothing else on it.

@@ -10,6 +10,7 @@ use crate::measure::TierName;
 use crate::plan::Plan;
 use crate::recipe::Precision;
 use crate::recipe::parallel::{DataParallel, MegatronLoss};
+use crate::step::log::Phase;
 use crate::units::Bytes;
 
 /// The four answers.
@@ -93,8 +94,11 @@ pub enum Reason {
     RunsOut {
         /// In which step, counted from 1; 0 while the model is built.
         step: u32,
-        /// In which phase of it.
+        /// At which instant of it.
         instant: Instant,
+        /// In which phase, if in another one than the training step.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        phase: Option<Phase>,
         /// What it tried to take from the device.
         tried: Bytes,
     },
@@ -129,8 +133,8 @@ impl Verdict {
     #[must_use]
     pub(super) fn with_replay(self, on_card: Option<&OnCard>) -> Self {
         match (self.reason, on_card) {
-            (Reason::OnlyByFreeingCache { .. }, Some(&OnCard::RunsOut { step, instant, tried, .. })) => {
-                Self { kind: VerdictKind::DoesNotFit, reason: Reason::RunsOut { step, instant, tried }, ..self }
+            (Reason::OnlyByFreeingCache { .. }, Some(&OnCard::RunsOut { step, instant, phase, tried, .. })) => {
+                Self { kind: VerdictKind::DoesNotFit, reason: Reason::RunsOut { step, instant, phase, tried }, ..self }
             }
             _ => self,
         }

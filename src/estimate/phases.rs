@@ -1,7 +1,10 @@
 //! The phases of a job on its card, and what another engine holds of that beside the trainer.
 
+use serde::{Deserialize, Serialize};
+
+use crate::bill::{Instant, PartBytes};
 use crate::calibration::overhead;
-use crate::estimate::usable;
+use crate::estimate::{Estimate, usable};
 use crate::machine::Hardware;
 use crate::plan::Plan;
 use crate::recipe::Vllm;
@@ -48,10 +51,40 @@ pub fn phases(plan: &Plan, readings: &Readings) -> Vec<PhaseOnCard> {
     readings.phases.iter().map(of).collect()
 }
 
-/// The phase that binds: in which the most is allocated.
+/// The phase that binds: in which the most is allocated. Where others need as much, the training step.
 #[must_use]
-pub fn binding_phase(phases: &[PhaseOnCard]) -> Option<Phase> {
-    phases.iter().max_by_key(|phase| phase.allocated()).map(|phase| phase.readings.phase)
+pub fn binding_phase(phases: &[PhaseOnCard]) -> Option<&PhaseOnCard> {
+    phases.iter().max_by_key(|phase| (phase.allocated(), phase.readings.phase == Phase::Update))
+}
+
+/// Where a job needs the most memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Peak {
+    /// At an instant of the training step.
+    Step(Instant),
+    /// In another phase.
+    Phase(Phase),
+}
+
+impl Estimate {
+    /// Where the job needs the most memory; as long as the allocator was not replayed, of the training step alone.
+    #[must_use]
+    pub fn peak(&self) -> Peak {
+        match &self.binding {
+            Some(on_card) if on_card.readings.phase != Phase::Update => Peak::Phase(on_card.readings.phase),
+            _ => Peak::Step(self.bill.binding),
+        }
+    }
+
+    /// What is held there by part, in requested bytes: of the training step that of its steady state.
+    #[must_use]
+    pub fn peak_parts(&self) -> PartBytes {
+        match (self.peak(), &self.binding) {
+            (Peak::Phase(_), Some(on_card)) => on_card.readings.parts(),
+            _ => self.bill.column(self.bill.binding).parts,
+        }
+    }
 }
 
 /// vLLM beside the trainer.

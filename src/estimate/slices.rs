@@ -1,6 +1,9 @@
 //! An estimate in slices, for a front end that must draw and listen in between.
 
-use super::{Estimate, Job, OnCard, Thumb, parted, quick_of, rule_of_thumb, tiers, too_large, usable_beside};
+use super::{
+    Estimate, Job, OnCard, Thumb, binding_phase, parted, phases, quick_of, rule_of_thumb, tiers, too_large,
+    usable_beside,
+};
 use crate::allocator::Config;
 use crate::issue::Issue;
 use crate::plan::Plan;
@@ -93,8 +96,10 @@ impl Slices {
 
     fn whole(&self, readings: Readings, on_card: Option<OnCard>) -> Result<Estimate, Vec<Issue>> {
         let quick = quick_of(&self.plan, &self.job, self.precision)?;
-        let tiers = tiers(&readings, &self.job.hardware, &self.plan);
-        Ok(Estimate { tiers, readings: Some(readings), on_card, ..quick })
+        let phases = phases(&self.plan, &readings);
+        let tiers = tiers(&readings, &phases, &self.job.hardware, &self.plan);
+        let binding = binding_phase(&phases).copied();
+        Ok(Estimate { tiers, binding, readings: Some(readings), on_card, ..quick })
     }
 }
 
@@ -106,6 +111,7 @@ fn outcome(usable_bytes: Bytes, result: Result<bool, Box<Failure>>) -> OnCard {
             usable_bytes,
             step: failure.step.map_or(0, |s| s + 1),
             instant: failure.instant,
+            phase: failure.phase,
             tried: failure.error.tried,
         },
     }

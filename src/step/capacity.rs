@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::allocator::{Config, SMALL_BUFFER};
 use crate::bill::Instant;
+use crate::step::log::Phase;
 use crate::step::readings::Readings;
 use crate::step::replay::{Failure, replay};
 use crate::step::train::Walk;
@@ -19,8 +20,11 @@ pub struct SmallestCard {
     pub completes_bytes: Bytes,
     /// In which step the next smaller device runs out, counted from 1; 0 while the model is built.
     pub fails_in_step: u32,
-    /// In which phase.
+    /// At which instant.
     pub fails_at: Instant,
+    /// In which phase, if in another one than the training step.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fails_in_phase: Option<Phase>,
 }
 
 /// Whether the walk completes on a device that gives `bytes` to the allocator.
@@ -51,6 +55,7 @@ pub fn smallest_card(walk: &Walk, config: &Config, readings: &Readings) -> Small
             }
         }
     }
-    let (step, at) = failure.map_or((0, Instant::Forward), |f| (f.step.map_or(0, |s| s + 1), f.instant));
-    SmallestCard { completes_bytes: of(high), fails_in_step: step, fails_at: at }
+    let (step, at, phase) =
+        failure.map_or((0, Instant::Forward, None), |f| (f.step.map_or(0, |s| s + 1), f.instant, f.phase));
+    SmallestCard { completes_bytes: of(high), fails_in_step: step, fails_at: at, fails_in_phase: phase }
 }

@@ -153,13 +153,15 @@ pub enum Phase {
     Values,
     /// Forward, backward and the optimizer step.
     Update,
+    /// The averaged copy of the weights is brought up to date.
+    Average,
     /// A batch without gradients.
     Evaluation,
 }
 
 impl Phase {
     /// All of them, in order.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Load,
         Self::Prepare,
         Self::Generation,
@@ -168,6 +170,7 @@ impl Phase {
         Self::Reward,
         Self::Values,
         Self::Update,
+        Self::Average,
         Self::Evaluation,
     ];
 
@@ -183,6 +186,7 @@ impl Phase {
             Self::Reward => "reward",
             Self::Values => "values",
             Self::Update => "update",
+            Self::Average => "average",
             Self::Evaluation => "evaluation",
         }
     }

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::bill::PartBytes;
 use crate::step::log::Phase;
 use crate::units::Bytes;
 
@@ -177,6 +178,16 @@ pub struct PhaseReadings {
     pub reserved: Bytes,
     /// What held memory when the most was requested at once, in requested bytes, in the order of [`Holder::ALL`].
     pub held: [Bytes; 7],
+}
+
+impl PhaseReadings {
+    /// What held memory then, by part.
+    #[must_use]
+    pub fn parts(&self) -> PartBytes {
+        let [weights, others, states, gradients, activations, cache, temporary] = self.held;
+        let sum = |a: Bytes, b: Bytes| Bytes(a.get().saturating_add(b.get()));
+        PartBytes([sum(weights, others), states, gradients, sum(activations, cache), temporary])
+    }
 }
 
 /// Readings of a run: what exists before the first step, the first step, the steady one, and the run's maxima.

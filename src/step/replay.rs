@@ -20,6 +20,8 @@ pub struct Failure {
     pub step: Option<u32>,
     /// In which column of the bill.
     pub instant: Instant,
+    /// In which phase, if in another one than the training step.
+    pub phase: Option<Phase>,
     /// The allocator's error.
     pub error: OutOfMemory,
 }
@@ -73,7 +75,7 @@ impl Replay {
             parts: vec![None; storages],
             live: [0; 7],
             total: 0,
-            phase: Some(Phase::Load),
+            phase: walk.events.contains(&Event::Mark(Mark::Loaded)).then_some(Phase::Load),
             most: (0, [0; 7]),
             carried: Bytes::ZERO,
             optimizer_state: Bytes::ZERO,
@@ -116,7 +118,8 @@ impl Replay {
                 // Nothing is taken for zero bytes.
                 self.blocks[at] = self.allocator.malloc(info.bytes.get(), info.stream as u32).map_err(|error| {
                     let step = u32::try_from(self.out.steps.len()).ok().and_then(|n| n.checked_sub(1));
-                    Box::new(Failure { step, instant: self.instant, error })
+                    let phase = self.phase.filter(|phase| *phase != Phase::Update);
+                    Box::new(Failure { step, instant: self.instant, phase, error })
                 })?;
             }
             Event::Free(id) => {
@@ -205,7 +208,7 @@ impl Replay {
     /// What follows belongs to another phase, if to one that is told apart.
     fn turn_to(&mut self, phase: Option<Phase>) {
         self.phase = phase;
-        self.most = (0, [0; 7]);
+        self.most = (self.total, self.live);
     }
 
     fn read(&mut self, walk: &Walk, mark: Mark) {
@@ -216,11 +219,13 @@ impl Replay {
                 self.phase = Some(Phase::Load);
                 self.settle();
                 let stats = self.allocator.stats();
+                // A reference is loaded after the policy.
+                let before = self.out.load.unwrap_or_default();
                 self.out.load = Some(LoadReadings {
                     allocated: now,
                     reserved: stats.reserved.current,
-                    max_allocated: stats.allocated.peak,
-                    max_reserved: stats.reserved.peak,
+                    max_allocated: before.max_allocated.max(stats.allocated.peak),
+                    max_reserved: before.max_reserved.max(stats.reserved.peak),
                 });
             }
             Mark::LoadedAndEmptied => {

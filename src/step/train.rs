@@ -15,7 +15,7 @@ use crate::recipe::parallel::DataParallel;
 use crate::recipe::{Ema, OptimizerImpl, Precision, Recipe, ZeroGrad};
 use crate::step::actors::Actors;
 use crate::step::autograd::backward;
-use crate::step::log::{Event, Mark, TensorInfo};
+use crate::step::log::{Event, Mark, Phase, TensorInfo};
 use crate::step::parallel::ROOT;
 use crate::step::repeat::{MIDDLES, expand, is_repeatable, over_layers, walked};
 use crate::step::shape::{Dim, Shape, Symbol};
@@ -500,6 +500,7 @@ impl<'a> Loop<'a> {
             Some(Ema::Bfloat16) => Some(Dtype::Bf16),
         };
         let t = self.tape;
+        t.mark(Mark::Phase(Phase::Average));
         // The count of averaged models goes to the device, from the second update on.
         let counts = dtype.is_none() && core::mem::replace(&mut self.averaged, true);
         drop(counts.then(|| t.scalar(Dtype::I64, "number averaged")));

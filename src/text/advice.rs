@@ -3,6 +3,7 @@
 
 use crate::bill::Instant;
 use crate::decide::{Advice, Decision, Declined, Effect, Outcome, PricedRemedy, RemedyId, Way};
+use crate::estimate::Peak;
 use crate::plan::Plan;
 use crate::recipe::parallel::DataParallel;
 use crate::text::{Catalogue, Locale};
@@ -114,7 +115,7 @@ pub trait AdviceCatalogue: Sync {
     /// What a remedy asks for, and what it changes, with the source.
     fn needs(&self, id: RemedyId) -> &'static str;
     /// Why a remedy is not what is recommended.
-    fn declined(&self, why: Declined, binding: Instant) -> String;
+    fn declined(&self, why: Declined, binding: Peak) -> String;
     /// A heading or a remark.
     fn advised(&self, what: Advised) -> &'static str;
     /// A line about a search.
@@ -237,7 +238,7 @@ impl AdviceCatalogue for English {
             format!("{} {sign}{}", text().instant(instant).to_ascii_lowercase(), Bytes(saved.unsigned_abs()))
         };
         let all = Instant::ALL.into_iter().zip(remedy.saved_at).map(at).collect::<Vec<_>>().join(", ");
-        format!("{all}; then the peak is {}", text().at_instant(remedy.binding))
+        format!("{all}; then the peak is {}", remedy.binding.said(text()))
     }
 
     fn needs(&self, id: RemedyId) -> &'static str {
@@ -342,9 +343,9 @@ impl AdviceCatalogue for English {
         }
     }
 
-    fn declined(&self, why: Declined, binding: Instant) -> String {
+    fn declined(&self, why: Declined, binding: Peak) -> String {
         match why {
-            Declined::SavesNothing => format!("saves nothing {}, which binds", text().at_instant(binding)),
+            Declined::SavesNothing => format!("saves nothing {}, which binds", binding.said(text())),
             Declined::NotEnough => "not enough alone".into(),
             Declined::Slower => "fits, and is slower".into(),
             Declined::NoBetter => "fits, and is no faster".into(),

@@ -69,6 +69,7 @@ impl Catalogue for English {
             Phase::Reward => "Rewards",
             Phase::Values => "Critic’s values",
             Phase::Update => "Training step",
+            Phase::Average => "Averaged weights",
             Phase::Evaluation => "Evaluation",
         }
     }
@@ -83,6 +84,7 @@ impl Catalogue for English {
             Phase::Reward => "while the reward model scores",
             Phase::Values => "while the critic values",
             Phase::Update => "in the training step",
+            Phase::Average => "while the averaged weights are updated",
             Phase::Evaluation => "in the evaluation",
         }
     }
@@ -315,10 +317,11 @@ impl Catalogue for English {
                 format!("It fits only if PyTorch gives back cached memory in time: with its cache it is {over} over.")
             }
             Reason::AllocatedExceeds { missing } => format!("{missing} are missing."),
-            Reason::RunsOut { step, instant, tried } => {
-                let step = match step {
-                    0 => "while the model is built".to_owned(),
-                    n => format!("in step {n}, {}", self.instant(*instant).to_ascii_lowercase()),
+            Reason::RunsOut { step, instant, phase, tried } => {
+                let step = match (phase, step) {
+                    (Some(phase), _) => self.at_phase(*phase).to_owned(),
+                    (None, 0) => "while the model is built".to_owned(),
+                    (None, n) => format!("in step {n}, {}", self.instant(*instant).to_ascii_lowercase()),
                 };
                 format!(
                     "Replayed on this card, PyTorch's allocator runs out {step}: it asks for {tried} more even after \
@@ -996,7 +999,12 @@ impl Catalogue for English {
                 format!("Needs {needed}{card}: {}", parts.join(", "))
             }
             Msg::PeakInPhase { phase } => format!("The peak of the job is {}.", self.at_phase(*phase)),
-            Msg::SumsHead { instant } => capitalised(self.at_instant(*instant)),
+            Msg::BindingPhase { phase, largest, bytes } => format!(
+                "The peak is {}, not in the training step: the largest part is {}, {bytes}.",
+                self.at_phase(*phase),
+                self.holder(*largest),
+            ),
+            Msg::SumsHead { peak } => capitalised(peak.said(self)),
             Msg::ShareOf { share } => (*share).into(),
             Msg::RigidFact { share: Some(share) } => format!("GiB = {share} of the card"),
             Msg::RigidFact { share: None } => "GiB; the card is not known".into(),
@@ -1006,9 +1014,9 @@ impl Catalogue for English {
             Msg::ActivationFact { instant, .. } => {
                 format!("GiB {}; the rigid cost leaves nothing to compare with", self.at_instant(*instant))
             }
-            Msg::ActivationsFreeAtPeak { at_peak, instant } => format!(
+            Msg::ActivationsFreeAtPeak { at_peak, peak } => format!(
                 "They do not decide here: {} {} of activations are left, so activation checkpointing saves nothing at the peak.",
-                self.at_instant(*instant),
+                peak.said(self),
                 if at_peak.get() == 0 { "none".into() } else { at_peak.to_string() },
             ),
             Msg::MarginFact { free: Some(free), policy, policy_bytes: Some(bytes) } => {

@@ -30,12 +30,23 @@ pub use words::{Label, LinkProblem, Msg, Term};
 
 use crate::bill::{Instant, Part, ProvenanceKind};
 use crate::decide::{Caveat, Effect, Fact, PricedRemedy, Question, Reason, Status, VerdictKind};
-use crate::estimate::Note;
+use crate::estimate::{Note, Peak};
 use crate::issue::{Issue, IssueKind};
 use crate::measure::{ImportError, ReadingName, TierName};
 use crate::recipe::{Attention, Checkpointing, Loss, Method, OptimizerImpl, OptimizerName, Precision, SdpaBackend};
 use crate::step::log::Phase;
 use crate::step::readings::Holder;
+
+impl Peak {
+    /// Where it is, in words.
+    #[must_use]
+    pub fn said(self, text: &dyn Catalogue) -> &'static str {
+        match self {
+            Self::Step(instant) => text.at_instant(instant),
+            Self::Phase(phase) => text.at_phase(phase),
+        }
+    }
+}
 
 /// A language of the catalogue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

@@ -3,10 +3,12 @@
 
 use crate::bill::{Instant, Part};
 use crate::decide::VerdictKind;
+use crate::estimate::Peak;
 use crate::issue::Issue;
 use crate::measure::Unit;
 use crate::recipe::{OptimizerImpl, OptimizerName};
 use crate::step::log::Phase;
+use crate::step::readings::Holder;
 use crate::units::Bytes;
 
 /// A label without figures.
@@ -300,12 +302,14 @@ pub enum Msg<'a> {
     Binding { instant: Instant, largest: Part, bytes: Bytes },
     /// The optimizer's temporaries make the step the peak.
     BindingStep { name: OptimizerName, implementation: OptimizerImpl, temporaries: Bytes },
+    /// What the phase that binds holds, where that is not the training step.
+    BindingPhase { phase: Phase, largest: Holder, bytes: Bytes },
     /// The phase that binds.
     PeakInPhase { phase: Phase },
     /// The bar in words.
     BarAlt { needed: Bytes, card: Option<Bytes>, parts: &'a [(Part, Bytes)] },
     /// Head of the answer's sums.
-    SumsHead { instant: Instant },
+    SumsHead { peak: Peak },
     /// The status of a step beside its name in the navigation.
     ShareOf { share: &'a str },
     /// Rigid cost: the figure.
@@ -313,7 +317,7 @@ pub enum Msg<'a> {
     /// Activations: the figure.
     ActivationFact { share: Option<&'a str>, left: Option<Bytes>, instant: Instant },
     /// Activations: they do not decide here.
-    ActivationsFreeAtPeak { at_peak: Bytes, instant: Instant },
+    ActivationsFreeAtPeak { at_peak: Bytes, peak: Peak },
     /// Margin: the figure, `None` where nothing is left.
     MarginFact { free: Option<&'a str>, policy: &'a str, policy_bytes: Option<Bytes> },
     /// Margin: what is missing.

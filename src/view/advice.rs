@@ -50,7 +50,7 @@ impl Recommendation {
         let of_reason = |why: &Declined| {
             let those = decision.remedies.iter().filter(|remedy| advice.declined(remedy) == Some(*why));
             let names: Vec<String> = those.map(|remedy| text.remedy(remedy)).collect();
-            (!names.is_empty()).then(|| (words.declined(*why, decision.estimate.bill.binding), names.join("; ")))
+            (!names.is_empty()).then(|| (words.declined(*why, decision.estimate.peak()), names.join("; ")))
         };
         Self {
             head,

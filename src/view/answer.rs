@@ -2,11 +2,12 @@
 
 use crate::bill::{Instant, Part};
 use crate::decide::{Decision, Fact, Reason, Status, VerdictKind};
-use crate::estimate::Note;
+use crate::estimate::{Note, Peak};
 use crate::measure::TierName;
 use crate::plan::Plan;
 use crate::recipe::parallel::DataParallel;
 use crate::recipe::{OptimizerImpl, OptimizerName};
+use crate::step::readings::Holder;
 use crate::text::{Catalogue, Label, Msg, Term};
 use crate::units::{Bytes, three_digits};
 use crate::view::number::{column, decimal, gib, hundredths};
@@ -147,7 +148,7 @@ impl Answer {
             because,
             term,
             bar: bar(decision, text),
-            sums_head: text.say(&Msg::SumsHead { instant: decision.estimate.bill.binding }),
+            sums_head: text.say(&Msg::SumsHead { peak: decision.estimate.peak() }),
             sums: sums(decision, text),
             first: priced.map(|priced| remedy::first(priced, SHOWN_REMEDIES, text)),
             // Until it is decided, what was called for a moment ago.
@@ -182,6 +183,11 @@ pub fn status(verdict: VerdictKind) -> Status {
 
 /// What makes the binding instant the peak, and the term to explain in it.
 fn binding_sentence(plan: &Plan, decision: &Decision, text: &dyn Catalogue) -> (String, Option<Term>) {
+    if let (Peak::Phase(phase), Some(on_card)) = (decision.estimate.peak(), &decision.estimate.binding) {
+        let held = Holder::ALL.into_iter().zip(on_card.readings.held);
+        let (largest, bytes) = held.max_by_key(|(_, bytes)| *bytes).unwrap_or((Holder::Weights, Bytes::ZERO));
+        return (text.say(&Msg::BindingPhase { phase, largest, bytes }), None);
+    }
     let bill = &decision.estimate.bill;
     let parts = bill.column(bill.binding).parts;
     let optimizer = plan.recipe.optimizer;
@@ -210,6 +216,8 @@ struct Addends {
     parts: [Bytes; 5],
     first_steps: Bytes,
     rounding: Bytes,
+    /// What vLLM holds beside the trainer.
+    beside: Bytes,
     cache: Option<Bytes>,
     context: Option<Bytes>,
     communicators: Option<Bytes>,
@@ -220,12 +228,15 @@ impl Addends {
     fn of(decision: &Decision) -> Self {
         let estimate = &decision.estimate;
         let numbers = &decision.verdict.numbers;
-        let parts = estimate.bill.column(estimate.bill.binding).parts;
-        let requested = estimate.tiers.requested.peak_bytes;
+        let parts = estimate.peak_parts();
+        // Of the phase that binds, over both steps.
+        let requested = estimate.binding.map_or(parts, |on_card| on_card.readings.parts()).total().max(parts.total());
+        let beside = estimate.binding.and_then(|on_card| on_card.beside).unwrap_or_default();
         Self {
             parts: parts.0,
             first_steps: requested.saturating_sub(parts.total()),
-            rounding: numbers.allocated.saturating_sub(requested.max(parts.total())),
+            rounding: numbers.allocated.saturating_sub(beside).saturating_sub(requested),
+            beside,
             cache: numbers.reserved.map(|r| r.saturating_sub(numbers.allocated)),
             context: numbers.context,
             communicators: numbers.communicators,
@@ -237,10 +248,10 @@ impl Addends {
 fn bar(decision: &Decision, text: &dyn Catalogue) -> Bar {
     const GAP: f64 = 0.35;
     let addends = Addends::of(decision);
-    let bill = &decision.estimate.bill;
     let rest: Bytes = [
         addends.first_steps,
         addends.rounding,
+        addends.beside,
         addends.cache.unwrap_or_default(),
         addends.context.unwrap_or_default(),
         addends.communicators.unwrap_or_default(),
@@ -275,7 +286,7 @@ fn bar(decision: &Decision, text: &dyn Catalogue) -> Bar {
             let label = format!("{} {}", text.label(Label::CardMark), gib(card));
             (card.as_f64() / scale * 100.0, label)
         }),
-        alt: text.say(&Msg::BarAlt { needed: bill.column(bill.binding).parts.total(), card, parts: &parts }),
+        alt: text.say(&Msg::BarAlt { needed: decision.estimate.peak_parts().total(), card, parts: &parts }),
     }
 }
 
@@ -299,6 +310,9 @@ fn sums(decision: &Decision, text: &dyn Catalogue) -> Vec<SumRow> {
     if addends.first_steps > Bytes::ZERO {
         let name = text.label(Label::FirstStepHigher);
         allocated.push((name, Key::Rest, Term::FirstSteps, addends.first_steps));
+    }
+    if addends.beside > Bytes::ZERO {
+        allocated.push((text.label(Label::Vllm), Key::Rest, Term::InUse, addends.beside));
     }
     // Always there, so that no row jumps when the replay is done.
     allocated.push((text.label(Label::BlockRounding), Key::Rest, Term::Rounding, addends.rounding));

@@ -2,6 +2,7 @@
 
 use crate::bill::{Instant, Part, Provenance};
 use crate::decide::Decision;
+use crate::estimate::Peak;
 use crate::text::{Catalogue, Msg};
 use crate::units::{Bytes, grouped};
 use crate::view::number::{column, decimal, hundredths, percent};
@@ -121,7 +122,7 @@ impl BillTable {
             columns: bill
                 .columns
                 .iter()
-                .map(|c| (c.instant, text.instant(c.instant), c.instant == bill.binding))
+                .map(|c| (c.instant, text.instant(c.instant), decision.estimate.peak() == Peak::Step(c.instant)))
                 .collect(),
             rows,
             totals: feet.iter().map(|foot| (decimal(hundredths(*foot)), *foot)).collect(),

@@ -38,7 +38,7 @@ impl PhaseTable {
     pub fn of(plan: &Plan, decision: &Decision, text: &dyn Catalogue) -> Option<Self> {
         let readings = decision.estimate.readings.as_ref().filter(|readings| readings.phases.len() > 1)?;
         let all = phases(plan, readings);
-        let binding = binding_phase(&all)?;
+        let binding = binding_phase(&all)?.readings.phase;
         let row = |of: &PhaseOnCard| {
             let PhaseOnCard { readings, beside } = of;
             let own = Holder::ALL.into_iter().zip(readings.held).filter(|(_, bytes)| !bytes.is_zero());

@@ -183,13 +183,13 @@ fn activations(decision: &Decision, figure: &Figure, text: &dyn Catalogue) -> Sa
         .into_iter()
         .max_by_key(|i| bill.column(*i).parts.get(Part::Activations))
         .unwrap_or(Instant::Forward);
-    let at_peak = bill.column(bill.binding).parts.get(Part::Activations);
+    let at_peak = decision.estimate.peak_parts().get(Part::Activations);
     let highest_bytes = bill.column(highest).parts.get(Part::Activations);
     let share = figure.value.map(percent);
     let mut notes = Vec::new();
     // Less than a tenth of them at the peak: they decide something else than what binds.
     if at_peak.get() < highest_bytes.get() / 10 {
-        notes.push(text.say(&Msg::ActivationsFreeAtPeak { at_peak, instant: bill.binding }));
+        notes.push(text.say(&Msg::ActivationsFreeAtPeak { at_peak, peak: decision.estimate.peak() }));
     }
     Said {
         big: figure.part.map(in_gib),

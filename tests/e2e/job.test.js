@@ -201,6 +201,13 @@ for (const { name, ...size } of WIDTHS) {
     await eventually(async () => assert.deepEqual(await rows.evaluateAll((all) => all.map((tr) => tr.firstChild.innerText)), ["Generation", "Training step"]));
     assert.deepEqual(await rows.evaluateAll((all) => all.map((tr) => tr.children[2].innerText)), ["", "binds"]);
     assert.match(await rows.first().innerText(), /key-value cache \d/);
+    // Completions for 64 micro-batches at once: the answer and the bill speak of them.
+    await page.fill("#grad-accum", "64");
+    await eventually(async () => assert.deepEqual(await rows.evaluateAll((all) => all.map((tr) => tr.children[2].innerText)), ["binds", ""]));
+    const because = await page.locator("#answer .because").allTextContents();
+    assert.match(because.join(" "), /The peak is while completions are generated, not in the training step/);
+    assert.match(await page.locator("#answer .sums thead").textContent(), /^While completions are generated/);
+    assert.equal(await page.locator("#bill-table th.now").count(), 0);
     await page.selectOption("#method", { label: "the next token" });
     await eventually(async () => assert.equal(await page.locator("#phases").count(), 0));
     await close();

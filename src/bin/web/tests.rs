@@ -10,7 +10,9 @@ use vram_budget::bill::{Instant, Part};
 use vram_budget::calibration::{Calibration, Fitted, Quantity};
 use vram_budget::decide::{RemedyId, Status};
 use vram_budget::machine::GpuChoice;
-use vram_budget::recipe::{Attention, Checkpointing, Loss, Method, OptimizerImpl, OptimizerName, Ppo, Precision};
+use vram_budget::recipe::{
+    Attention, Checkpointing, LigerKernel, Loss, Method, OptimizerImpl, OptimizerName, Ppo, Precision,
+};
 use vram_budget::units::Bytes;
 use vram_budget::view::lengths::{LengthsRow, LengthsTable};
 use vram_budget::view::measured::{EXAMPLE_DOCUMENT, EXAMPLE_OOM, EXAMPLE_SCRIPT};
@@ -111,6 +113,18 @@ fn several_phases() -> State {
     plan.model = vram_budget::model::ModelSource::Preset("qwen2.5-0.5b".into());
     plan.recipe.seq_len = 512;
     plan.recipe.method = Some(Method::Ppo(Ppo::default()));
+    State::new(&plan)
+}
+
+/// Liger's fused loss runs in training alone: the evaluation makes the logits, and binds.
+fn evaluated() -> State {
+    let mut plan = example();
+    plan.model = vram_budget::model::ModelSource::Preset("qwen2.5-0.5b".into());
+    plan.recipe.seq_len = 1024;
+    plan.recipe.liger = LigerKernel::DEFAULT.to_vec();
+    plan.recipe.checkpointing = Checkpointing::Full;
+    plan.recipe.lora = serde_json::from_str(r#"{"r": 8, "targets": ["q_proj"]}"#).unwrap();
+    plan.recipe.eval_after = true;
     State::new(&plan)
 }
 
@@ -225,6 +239,7 @@ fn states() -> Vec<(&'static str, State)> {
             ]))
         }),
         ("phases of PPO", several_phases()),
+        ("an evaluation that binds", evaluated()),
         ("a search that is going", after([Action::Panel(Panel::Search, true), Action::Run(Some(Errand::Search))])),
         ("a search that is done, of earlier inputs", {
             let row = FoundRow {
@@ -433,6 +448,19 @@ fn a_job_of_several_phases_lists_them_below_the_bill() {
     assert_eq!(table.text.matches("binds").count(), 2, "its head and one phase");
     let all = elements(&render(State::new(&example())));
     assert!(all.iter().all(|e| e.get("id") != Some("phases")));
+}
+
+#[test]
+fn the_answer_is_about_the_phase_that_binds() {
+    let all = elements(&PAGES.iter().find(|(of, _)| *of == "an evaluation that binds").unwrap().1);
+    let because = |said: &str| all.iter().any(|e| e.get("class") == Some("because") && e.text.starts_with(said));
+    assert!(because("The peak is in the evaluation, not in the training step: the largest part is temporary, "));
+    let tables: Vec<&Element> = all.iter().filter(|e| e.tag == "table").collect();
+    assert!(tables.iter().any(|e| e.get("class") == Some("sums") && e.text.starts_with("In the evaluation")));
+    let table = |id: &str| tables.iter().find(|e| e.get("id") == Some(id)).unwrap();
+    assert_eq!(table("bill-table").text.matches("binds").count(), 0, "no instant of the step");
+    assert_eq!(table("phases").text.matches("binds").count(), 2, "its head and the evaluation");
+    assert!(all.iter().any(|e| e.text == "The peak of the job is in the evaluation."));
 }
 
 #[test]

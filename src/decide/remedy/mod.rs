@@ -44,6 +44,7 @@ mod tensor_parallel;
 
 use crate::bill::{Instant, Tiers};
 use crate::decide::{Question, VerdictKind};
+use crate::estimate::Peak;
 use crate::machine::Hardware;
 use crate::plan::Plan;
 use crate::recipe::{Optimizer, OptimizerName};
@@ -161,8 +162,8 @@ pub struct PricedRemedy {
     pub saved_process_bytes: Option<i64>,
     /// Bytes by which the tensors' total falls at each instant, in the order of [`Instant::ALL`]; negative where it rises.
     pub saved_at: [i64; Instant::ALL.len()],
-    /// The instant that binds with the change.
-    pub binding: Instant,
+    /// Where the peak is with the change.
+    pub binding: Peak,
     /// What a token takes longer, as a share: 0.3 is three tenths more, negative is faster. `None`: not known.
     pub time: Option<f64>,
     /// The questions at which it is offered.

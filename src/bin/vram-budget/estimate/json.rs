@@ -33,7 +33,7 @@ pub(super) fn print(
         "verdict": decision.verdict.kind,
         "reason": decision.verdict.reason,
         "numbers": decision.verdict.numbers,
-        "binding": estimate.bill.binding,
+        "binding": estimate.peak(),
         "tiers": tiers(estimate)?,
         "phases": estimate.readings.as_ref().map(|of| phases(plan, of)),
         "parts": parts(&estimate.bill),
@@ -81,7 +81,7 @@ fn phases(plan: &Plan, readings: &Readings) -> Value {
             "held": held.collect::<Map<_, _>>(),
         })
     };
-    json!({ "binding": binding_phase(&all), "list": all.iter().map(one).collect::<Value>() })
+    json!({ "binding": binding_phase(&all).map(|of| of.readings.phase), "list": all.iter().map(one).collect::<Value>() })
 }
 
 /// The tiers; the host's is never missing without a reason.

@@ -9,14 +9,13 @@ use vram_budget::decide::{
     VerdictKind,
 };
 use vram_budget::estimate::phases as on_card;
-use vram_budget::estimate::{Note, RankEstimate, binding_phase, read_model};
+use vram_budget::estimate::{Note, Peak, RankEstimate, binding_phase, read_model};
 use vram_budget::machine::GpuChoice;
 use vram_budget::model::ModelSource;
 use vram_budget::plan::Plan;
 use vram_budget::recipe::parallel::DataParallel;
 use vram_budget::recipe::{Checkpointing, Parallel};
 use vram_budget::step::capacity::SmallestCard;
-use vram_budget::step::log::Phase;
 use vram_budget::step::readings::{CheckpointReadings, Holder, PhaseReadings};
 use vram_budget::text::{Advised, Catalogue, Label, Locale, RankSaid};
 use vram_budget::throughput::Throughput;
@@ -32,7 +31,7 @@ pub(super) fn print(
     out: &mut dyn Write,
 ) -> io::Result<()> {
     let text = Locale::En.text();
-    answer(text, plan, decision, out)?;
+    answer(text, decision, out)?;
     job(text, plan, out)?;
     bill(text, plan, decision, out)?;
     if let Some(smallest) = smallest {
@@ -78,7 +77,7 @@ fn older_rules(plan: &Plan, out: &mut dyn Write) -> io::Result<()> {
 }
 
 /// The verdict, the numbers that it compares, and why.
-fn answer(text: &dyn Catalogue, plan: &Plan, decision: &Decision, out: &mut dyn Write) -> io::Result<()> {
+fn answer(text: &dyn Catalogue, decision: &Decision, out: &mut dyn Write) -> io::Result<()> {
     let verdict = &decision.verdict;
     // Green, amber, red, grey; never the colour alone.
     let colour = match verdict.kind {
@@ -105,13 +104,7 @@ fn answer(text: &dyn Catalogue, plan: &Plan, decision: &Decision, out: &mut dyn 
         (_, _, None, _) => writeln!(out, "{allocated}")?,
     }
     let estimate = &decision.estimate;
-    let phase = estimate
-        .readings
-        .as_ref()
-        .and_then(|of| binding_phase(&on_card(plan, of)))
-        .filter(|phase| *phase != Phase::Update);
-    let at = phase.map_or_else(|| text.at_instant(estimate.bill.binding), |phase| text.at_phase(phase));
-    writeln!(out, "{} The peak is {at}.", text.reason(&verdict.reason))
+    writeln!(out, "{} The peak is {}.", text.reason(&verdict.reason), estimate.peak().said(text))
 }
 
 /// What was estimated, in two lines.
@@ -221,7 +214,7 @@ fn bill(text: &dyn Catalogue, plan: &Plan, decision: &Decision, out: &mut dyn Wr
     }
     write!(out, "{:<18}", "Total")?;
     for instant in Instant::ALL {
-        let mark = if instant == estimate.bill.binding { "*" } else { " " };
+        let mark = if estimate.peak() == Peak::Step(instant) { "*" } else { " " };
         write!(out, " {:>14}{mark}", gib(estimate.bill.column(instant).parts.total()))?;
     }
     let Intervals { allocated, reserved, process } = intervals(plan, &estimate.tiers);
@@ -298,7 +291,7 @@ fn phases(text: &dyn Catalogue, plan: &Plan, decision: &Decision, out: &mut dyn 
         return Ok(());
     }
     let phases = on_card(plan, readings);
-    let binding = binding_phase(&phases);
+    let binding = binding_phase(&phases).map(|of| of.readings.phase);
     writeln!(out, "\n{:<18} {:>15}  held by, GiB", "Phase", "allocated, GiB")?;
     for on_card in &phases {
         let PhaseReadings { phase, held, .. } = &on_card.readings;
@@ -322,10 +315,11 @@ fn phases(text: &dyn Catalogue, plan: &Plan, decision: &Decision, out: &mut dyn 
 
 /// What a card must give to the caching allocator, which frees its cache before it gives up.
 fn smallest_card(text: &dyn Catalogue, smallest: &SmallestCard, out: &mut dyn Write) -> io::Result<()> {
-    let SmallestCard { completes_bytes, fails_in_step, fails_at } = smallest;
-    let fails = match fails_in_step {
-        0 => "while the model is built".to_owned(),
-        step => format!("in step {step}, {}", text.at_instant(*fails_at)),
+    let SmallestCard { completes_bytes, fails_in_step, fails_at, fails_in_phase } = smallest;
+    let fails = match (fails_in_phase, fails_in_step) {
+        (Some(phase), _) => text.at_phase(*phase).to_owned(),
+        (None, 0) => "while the model is built".to_owned(),
+        (None, step) => format!("in step {step}, {}", text.at_instant(*fails_at)),
     };
     writeln!(
         out,
@@ -443,7 +437,7 @@ fn advice(text: &dyn Catalogue, decision: &Decision, advice: &Advice, out: &mut 
             let names = decision.remedies.iter().filter(|remedy| advice.declined(remedy) == Some(why));
             let names: Vec<String> = names.map(|remedy| text.remedy(remedy)).collect();
             if !names.is_empty() {
-                let why = words.declined(why, decision.estimate.bill.binding);
+                let why = words.declined(why, decision.estimate.peak());
                 writeln!(out, "  {why}: {}", names.join("; "))?;
             }
         }
