@@ -1,6 +1,7 @@
 //! One call from a plan to everything that is shown: walk, bill, tiers, readings.
 
 mod host;
+mod offload;
 mod phases;
 mod ranks;
 mod slices;
@@ -431,7 +432,7 @@ pub fn readings(plan: &Plan) -> Result<Readings, Vec<Issue>> {
     }
     let walk = job.walk_short(plan, precision)?;
     let readings = replay(&walk, &job.config(plan)).map_err(|_| too_large(TooLarge))?;
-    Ok(parted(readings, plan, &job, precision))
+    Ok(parted(readings, &walk, plan, &job, precision))
 }
 
 fn quick_of(plan: &Plan, job: &Job, precision: Precision) -> Result<Estimate, Vec<Issue>> {
@@ -478,14 +479,14 @@ fn quick_of(plan: &Plan, job: &Job, precision: Precision) -> Result<Estimate, Ve
 }
 
 /// The replay sees one part of weights; buffers are the model's other tensors in it.
-fn parted(mut readings: Readings, plan: &Plan, job: &Job, precision: Precision) -> Readings {
+fn parted(mut readings: Readings, walk: &Walk, plan: &Plan, job: &Job, precision: Precision) -> Readings {
     let buffers = job.model.buffer_bytes(crate::step::load::loaded_dtype(&plan.recipe, precision));
     let mask = Rules::of(&plan.framework, job.model.family()).mask_buffer(job.model.as_ref()).unwrap_or(0);
     let masks = mask.saturating_mul(job.model.layers());
     readings.buffers = Bytes(buffers.into_iter().fold(masks, u64::saturating_add));
     readings.params = readings.params.saturating_sub(readings.buffers);
     readings.optimizer_state_host = crate::step::train::paged_states(job.model.as_ref(), &job.as_trained(plan).recipe);
-    readings.offload = host::offload(job.model.as_ref(), &job.as_trained(plan));
+    readings.offload = offload::offload(job.model.as_ref(), &job.as_trained(plan), walk);
     readings.checkpoint = host::checkpoint(job.model.as_ref(), plan, &readings);
     readings
 }

@@ -4,14 +4,14 @@ use crate::bill::{Tier, modelled};
 use crate::model::Model;
 use crate::plan::Plan;
 use crate::recipe::Precision;
-use crate::recipe::optimizer::OptimizerName;
-use crate::recipe::parallel::{DataParallel, Fsdp2, Reshard, Wrap};
+use crate::recipe::parallel::{DataParallel, Fsdp2};
 use crate::step::adapters::trained_shapes;
-use crate::step::load::layer_of;
-use crate::step::readings::{CheckpointReadings, OffloadReadings, Readings};
+use crate::step::readings::{CheckpointReadings, Readings};
 use crate::step::shape::Shape;
 use crate::step::train::weights_dtype;
 use crate::units::Bytes;
+
+use super::offload::shard_elements;
 
 /// The largest shard of a checkpoint (`max_shard_size="50GB"`, transformers 5.24).
 const MAX_SHARD: u64 = 50_000_000_000;
@@ -65,54 +65,6 @@ fn sharded(model: &dyn Model, plan: &Plan, options: &Fsdp2, readings: &Readings)
     })
 }
 
-/// Elements of a rank's shard: it is of the first dimension, and the last ones are padded.
-fn shard_elements(shape: &Shape, shards: u64) -> u64 {
-    let rows = shape.dims().first().map_or(1, |rows| rows.n.max(1));
-    (shape.numel().unwrap_or(0) / rows).saturating_mul(rows.div_ceil(shards))
-}
-
-/// What FSDP2 keeps in host memory under `CPUOffloadPolicy`, and copies (`_fsdp_param.py`, `_fsdp_collectives.py`, 2.15): each
-/// gather copies the shards to the device, each reduction the gradients back, in the parameters' own dtype.
-pub(super) fn offload(model: &dyn Model, plan: &Plan) -> Option<OffloadReadings> {
-    let DataParallel::Fsdp2(options) = &plan.parallel.data else { return None };
-    if !options.offload_cpu {
-        return None;
-    }
-    let shards = (plan.parallel.data_ranks() / options.replicas.max(1)).max(1);
-    let element = weights_dtype(plan.recipe.precision?).bytes();
-    let optimizer = &plan.recipe.optimizer;
-    let moments = match optimizer.name {
-        OptimizerName::Sgd => u64::from(optimizer.momentum > 0.0),
-        _ => 2 + u64::from(optimizer.amsgrad),
-    };
-    let counter = if optimizer.name == OptimizerName::Sgd { 0 } else { 4 };
-    let accumulated = plan.recipe.grad_accum;
-    let mut all = OffloadReadings::default();
-    let [mut weights, mut states, mut held, mut copied] = [0u64; 4];
-    for (p, name) in model.parameters().iter().zip(model.parameter_names()) {
-        let bytes = shard_elements(&p.shape, shards).saturating_mul(element);
-        // Backward gathers again what was freed after forward.
-        let freed = match (options.wrap, layer_of(&name)) {
-            (Wrap::LayersAndEnds, 0) if p.lookup_only => options.reshard_after_forward == Reshard::Always,
-            (Wrap::LayersAndEnds, 0) => false,
-            (Wrap::Root, _) | (_, 0) => options.root_reshard_after_forward == Some(true),
-            _ => options.reshard_after_forward == Reshard::Always,
-        };
-        let of_states = bytes.saturating_mul(moments).saturating_add(counter);
-        // The allocator of pinned memory rounds up to a power of two (`CachingHostAllocator.h`).
-        let block = if options.pin_memory { bytes.checked_next_power_of_two().unwrap_or(bytes) } else { bytes };
-        weights = weights.saturating_add(bytes);
-        states = states.saturating_add(of_states);
-        held = held.saturating_add(block.saturating_mul(2)).saturating_add(of_states);
-        copied = copied.saturating_add(bytes.saturating_mul(1 + u64::from(freed)));
-    }
-    let reductions = if options.no_sync { 1 } else { accumulated };
-    (all.weights, all.gradients, all.states, all.held) = (Bytes(weights), Bytes(weights), Bytes(states), Bytes(held));
-    all.to_device = Bytes(copied.saturating_mul(accumulated));
-    all.to_host = Bytes(weights.saturating_mul(reductions));
-    Some(all)
-}
-
 /// The host's tier: what is kept there all along, and the most that is there for a while.
 pub(super) fn tier(readings: &Readings) -> Tier {
     let copied = readings.checkpoint.map(|of| of.copied).unwrap_or_default();
@@ -124,7 +76,7 @@ pub(super) fn tier(readings: &Readings) -> Tier {
             "what the layout keeps there, paged states, activations in host memory, copies while a checkpoint is saved; not Python, its libraries, the mapped checkpoint, what an optimizer on the CPU takes for a moment"
         }
         None => {
-            "paged states, activations in host memory; saving is not modelled for this plan; not Python, its libraries, the mapped checkpoint"
+            "what the layout keeps there, paged states, activations in host memory; saving is not modelled for this plan; not Python, its libraries, the mapped checkpoint"
         }
     };
     Tier { peak_bytes: Bytes(peak), provenance: modelled(source) }

@@ -80,7 +80,7 @@ impl Slices {
         }
         // Without a limit nothing can fail, save a request beyond what PyTorch itself accepts.
         advanced.map_err(|_| too_large(TooLarge))?;
-        let readings = parted(replay.finish(), &self.plan, &self.job, self.precision);
+        let readings = parted(replay.finish(), &walk, &self.plan, &self.job, self.precision);
         let limit = usable_beside(&self.plan, &self.job.hardware);
         let Some(usable_bytes) = limit.filter(|usable| readings.highest_reserved() > *usable) else {
             let on_card = limit.map(|usable_bytes| OnCard::Completes { usable_bytes });

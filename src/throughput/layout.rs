@@ -139,8 +139,8 @@ impl Layout {
                 },
                 overlaps: overlap_comm.unwrap_or(*stage == 3),
                 hooks: *stage == 3,
-                optimizer_on_host: *offload_optimizer,
-                parameters_on_host: *offload_param,
+                optimizer_on_host: offload_optimizer.is_on(),
+                parameters_on_host: offload_param.is_on(),
                 ..base
             },
         }

@@ -2,7 +2,8 @@
 
 use clap::builder::PossibleValuesParser;
 use vram_budget::recipe::parallel::{
-    DataParallel, Ddp, DeepSpeed, Dp, Fsdp1, Fsdp2, Megatron, MixedPrecision, Reshard, ShardingStrategy, Wrap,
+    DataParallel, Ddp, DeepSpeed, Dp, Fsdp1, Fsdp2, Megatron, MixedPrecision, OffloadDevice, Reshard, ShardingStrategy,
+    Wrap,
 };
 use vram_budget::recipe::{FloatName, Parallel};
 
@@ -66,10 +67,16 @@ pub(crate) struct ParallelArgs {
     /// DDP, FSDP: gradients are reduced after the last micro-batch alone
     #[arg(long)]
     no_sync: bool,
-    /// FSDP2: shards, gradients and the optimizer's states lie in host memory (CPUOffloadPolicy)
+    /// FSDP: shards, gradients and the optimizer's states lie in host memory (FSDP2: CPUOffloadPolicy; FSDP1: CPUOffload)
     #[arg(long)]
     offload_cpu: bool,
-    /// FSDP2: what lies there is not pinned
+    /// ZeRO: where master weights, gradients and the optimizer's states lie: cpu, nvme (stage 3) [default: none, on the GPU]
+    #[arg(long, value_name = "WHERE", value_parser = named::<OffloadDevice>(&["none", "cpu", "nvme"]))]
+    offload_optimizer: Option<OffloadDevice>,
+    /// ZeRO stage 3: where parameters lie: cpu, nvme [default: none, on the GPU]
+    #[arg(long, value_name = "WHERE", value_parser = named::<OffloadDevice>(&["none", "cpu", "nvme"]))]
+    offload_param: Option<OffloadDevice>,
+    /// FSDP2, ZeRO: what lies in host memory is not pinned
     #[arg(long)]
     no_pin_memory: bool,
     /// DDP: gradients are views into the buckets
@@ -142,7 +149,9 @@ impl ParallelArgs {
                     "param-dtype",
                     "reduce-dtype",
                     "checkpoint-wrapper",
+                    "offload-cpu",
                 ]);
+                fsdp.offload_cpu |= self.offload_cpu;
                 fsdp.no_sync |= self.no_sync;
                 set(&mut fsdp.strategy, self.sharding_strategy);
                 set(&mut fsdp.replicas, self.replicas);
@@ -170,7 +179,14 @@ impl ParallelArgs {
                 taken(&["dp-gpu"]);
                 set(&mut dp.gpu, self.dp_gpu);
             }
-            DataParallel::DeepSpeed(_) | DataParallel::None => {}
+            DataParallel::DeepSpeed(zero) => {
+                taken(&["offload-optimizer", "offload-param", "no-pin-memory"]);
+                set(&mut zero.offload_optimizer.device, self.offload_optimizer);
+                set(&mut zero.offload_param.device, self.offload_param);
+                zero.offload_optimizer.pin_memory &= !self.no_pin_memory;
+                zero.offload_param.pin_memory &= !self.no_pin_memory;
+            }
+            DataParallel::None => {}
         }
         match left.first() {
             None => Ok(()),
@@ -193,6 +209,8 @@ impl ParallelArgs {
             ("reduce-dtype", self.reduce_dtype.is_some()),
             ("checkpoint-wrapper", self.checkpoint_wrapper),
             ("offload-cpu", self.offload_cpu),
+            ("offload-optimizer", self.offload_optimizer.is_some()),
+            ("offload-param", self.offload_param.is_some()),
             ("no-pin-memory", self.no_pin_memory),
             ("no-sync", self.no_sync),
             ("gradient-as-bucket-view", self.gradient_as_bucket_view),

@@ -29,10 +29,17 @@ pub enum DataParallel {
 
 impl DataParallel {
     /// Whether memory that is in use on another stream comes back when an event has passed (`record_stream`), so that
-    /// what is reserved depends on how far the device lags behind: FSDP1 and ZeRO-3.
+    /// what is reserved depends on how far the device lags behind: FSDP1, ZeRO-3, and ZeRO's gradients that go to the host while
+    /// others are computed.
     #[must_use]
     pub const fn waits_on_events(&self) -> bool {
-        matches!(self, Self::Fsdp1(_) | Self::DeepSpeed(DeepSpeed { stage: 3, .. }))
+        match self {
+            Self::Fsdp1(_) => true,
+            Self::DeepSpeed(of) => {
+                of.stage == 3 || (of.offload_optimizer.is_on() && matches!(of.overlap_comm, Some(true)))
+            }
+            _ => false,
+        }
     }
 
     /// The name in documents.
@@ -302,10 +309,88 @@ pub struct DeepSpeed {
     pub sub_group_size: u64,
     /// Whether the model is made under `zero.Init`, sharded from the start.
     pub zero_init: bool,
-    /// Whether what the optimizer holds lies in host memory.
-    pub offload_optimizer: bool,
-    /// Whether shards lie in host memory (stage 3).
-    pub offload_param: bool,
+    /// Where what the optimizer holds lies, which the CPU then steps (stages 1 to 3).
+    #[serde(deserialize_with = "device_or_whether")]
+    #[cfg_attr(feature = "schema", schemars(with = "Offload"))]
+    pub offload_optimizer: Offload,
+    /// Where this rank's parts of the parameters lie (stage 3).
+    #[serde(deserialize_with = "device_or_whether")]
+    #[cfg_attr(feature = "schema", schemars(with = "Offload"))]
+    pub offload_param: Offload,
+}
+
+/// Where DeepSpeed puts what it takes off the GPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "lowercase")]
+pub enum OffloadDevice {
+    /// It stays on the GPU.
+    #[default]
+    None,
+    /// Host memory.
+    Cpu,
+    /// A disk, through buffers in host memory.
+    Nvme,
+}
+
+/// DeepSpeed's sections `offload_optimizer` and `offload_param`, with their defaults; sizes are in elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields, default)]
+pub struct Offload {
+    /// Where it lies.
+    pub device: OffloadDevice,
+    /// Whether host memory is pinned.
+    pub pin_memory: bool,
+    /// NVMe: buffers in host memory. `None`: 4 of the optimizer's, 5 of parameters.
+    pub buffer_count: Option<u64>,
+    /// NVMe, parameters: elements of a buffer.
+    pub buffer_size: u64,
+    /// NVMe, parameters: elements that stay in host memory.
+    pub max_in_cpu: u64,
+}
+
+impl Default for Offload {
+    fn default() -> Self {
+        Self {
+            device: OffloadDevice::None,
+            pin_memory: true,
+            buffer_count: None,
+            buffer_size: 100_000_000,
+            max_in_cpu: 1_000_000_000,
+        }
+    }
+}
+
+impl Offload {
+    /// Whether it leaves the GPU.
+    #[must_use]
+    pub const fn is_on(&self) -> bool {
+        !matches!(self.device, OffloadDevice::None)
+    }
+
+    /// Whether it lies on a disk.
+    #[must_use]
+    pub const fn is_on_disk(&self) -> bool {
+        matches!(self.device, OffloadDevice::Nvme)
+    }
+}
+
+/// Documents of before 0.1 said whether it lies in host memory.
+fn device_or_whether<'de, D: serde::Deserializer<'de>>(document: D) -> Result<Offload, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Written {
+        Whether(bool),
+        Device(Offload),
+    }
+    Ok(match Written::deserialize(document)? {
+        Written::Whether(on) => {
+            let device = if on { OffloadDevice::Cpu } else { OffloadDevice::None };
+            Offload { device, ..Offload::default() }
+        }
+        Written::Device(offload) => offload,
+    })
 }
 
 impl Default for DeepSpeed {
@@ -323,8 +408,8 @@ impl Default for DeepSpeed {
             stage3_max_reuse_distance: 1_000_000_000,
             sub_group_size: 1_000_000_000,
             zero_init: false,
-            offload_optimizer: false,
-            offload_param: false,
+            offload_optimizer: Offload::default(),
+            offload_param: Offload::default(),
         }
     }
 }

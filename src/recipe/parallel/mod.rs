@@ -8,8 +8,8 @@ mod megatron;
 use serde::{Deserialize, Serialize};
 
 pub use data::{
-    DataParallel, Ddp, DeepSpeed, Dp, Fsdp1, Fsdp2, InitDevice, MixedPrecision, Prefetch, Reshard, ShardingStrategy,
-    Wrap,
+    DataParallel, Ddp, DeepSpeed, Dp, Fsdp1, Fsdp2, InitDevice, MixedPrecision, Offload, OffloadDevice, Prefetch,
+    Reshard, ShardingStrategy, Wrap,
 };
 
 pub use megatron::{ContextCommunication, Megatron, MegatronAttention, MegatronLoss, MegatronRecompute};

@@ -2,6 +2,10 @@
 //!
 //! The parameters of a unit are views of one flat parameter, which is gathered into place; their gradients meet in the
 //! backward of the split into views, which concatenates them. What one stream frees and another used is recorded on it.
+//!
+//! Under `CPUOffload` shards lie in pinned host memory. Each gather copies the unit's there, and so does every time that a unit
+//! is asked for whose shard is back in place though it is still gathered (`pre_unshard`). A reduced gradient is copied to the
+//! host, and stays on the device until backward is over (`_saved_grad_shard`).
 
 use core::cell::{Cell, RefCell};
 
@@ -13,7 +17,7 @@ use crate::step::autograd::{Recorder, grads_of};
 use crate::step::load::layer_of;
 use crate::step::log::{Stream, Sync};
 use crate::step::parallel::flat::flat;
-use crate::step::parallel::{ROOT, Wrapper, on_backward_of, on_gradient};
+use crate::step::parallel::{FROM_HOST, ROOT, Wrapper, on_backward_of, on_gradient};
 use crate::step::shape::{Dim, Shape};
 use crate::step::tape::Tape;
 use crate::step::tensor::{Dtype, Tensor};
@@ -39,6 +43,8 @@ struct Unit {
     leaf: Tensor,
     /// What is cast from this rank's part before it is gathered.
     cast: Option<Tensor>,
+    /// This rank's part, copied from the host, of which the original parameters are views until they are of the shard again.
+    copied: RefCell<Option<Tensor>>,
     /// Sizes of the views and of the padding between them, in elements; none of a tensor's is padding.
     sizes: Vec<(u64, bool)>,
     /// What the optimizer sees of the shard.
@@ -108,6 +114,20 @@ fn layout(options: &Fsdp1, original: Dtype, ranks: u64, numels: impl Iterator<It
     }
     pad(&mut sizes, &mut total, ranks);
     sizes
+}
+
+/// Elements of a rank's shard of each unit.
+pub(crate) fn shards_of_units(model: &dyn Model, plan: &Plan, options: &Fsdp1, original: Dtype) -> Vec<u64> {
+    let n = ranks(plan, options);
+    let (parameters, names) = (model.parameters(), model.parameter_names());
+    let modules: Vec<u32> = names.iter().map(|name| layer_of(name)).collect();
+    let most = modules.iter().copied().max().unwrap_or(ROOT);
+    let of = |module: u32| {
+        let own = parameters.iter().zip(&modules).filter(|(_, m)| **m == module);
+        let sizes = layout(options, original, n, own.filter_map(|(p, _)| p.shape.numel()));
+        sizes.iter().map(|(n, _)| n).sum::<u64>().div_ceil(n)
+    };
+    (ROOT..=most).map(of).collect()
 }
 
 /// The parameters that modules see, in the order of the model's: views of each unit's flat parameter, without memory.
@@ -212,6 +232,7 @@ pub(super) fn wrap(
             whole,
             leaf,
             cast,
+            copied: RefCell::default(),
             sizes,
             trained: of_unit,
             gradient: RefCell::default(),
@@ -226,7 +247,9 @@ pub(super) fn wrap(
     tape.set_layer(0);
     // The root's flat parameter comes first (`module.parameters()`).
     let mut all: Vec<Tensor> = Vec::new();
-    if options.use_orig_params {
+    if options.offload_cpu {
+        // The CPU steps them.
+    } else if options.use_orig_params {
         all.extend(trained.into_iter().flatten());
     } else {
         all.extend(units.iter().flat_map(|unit| unit.trained.iter().cloned()));
@@ -283,6 +306,11 @@ fn make_shard(
     } else {
         made.iter_mut().rev().for_each(|p| *p = None);
     }
+    if options.offload_cpu {
+        let (shape, dtype) = (*shard.shape(), shard.dtype());
+        drop(shard);
+        return Some(tape.absent(shape, dtype, Part::Weights, "shard of a flat parameter"));
+    }
     Some(shard)
 }
 
@@ -327,28 +355,48 @@ impl FullySharded {
     /// `_unshard`. What is cast is there before the host waits for memory of what was gathered before.
     fn unshard(&self, tape: &Tape, unit: &Unit) {
         let gathers = !unit.gathered.replace(true);
-        if gathers {
+        let on_host = self.options.offload_cpu && (gathers || self.casts() || !self.keeps_views());
+        let mut copied = None;
+        if gathers || (on_host && self.casts()) {
             // Without shards the cast is what modules see.
             unit.cast.as_ref().or((!self.sharded()).then_some(&unit.whole)).inspect(|cast| cast.provide());
+        }
+        if on_host {
+            let part = unit.whole.shape().numel().unwrap_or(0) / self.ranks;
+            copied = Some(tape.on_stream(Stream::CopyIn, || flat(tape, part, self.original, FROM_HOST)));
             if self.casts() {
-                tape.sync(Sync::Wait(Stream::AllGather, Stream::CopyIn));
+                copied.take();
             }
+        }
+        if (gathers && self.casts()) || on_host {
+            tape.sync(Sync::Wait(Stream::AllGather, Stream::CopyIn));
         }
         if self.options.limit_all_gathers {
             tape.sync(Sync::Await);
         }
-        if !gathers {
-            return;
+        if gathers {
+            unit.whole.provide();
+            copied.as_ref().inspect(|copied| copied.used_on(Stream::AllGather));
         }
-        unit.whole.provide();
-        if let Some(cast) = &unit.cast {
+        if let Some(copied) = copied.filter(|_| self.options.use_orig_params) {
+            unit.copied.replace(Some(copied));
+        }
+        if let Some(cast) = unit.cast.as_ref().filter(|_| gathers || on_host) {
             cast.used_on(Stream::AllGather);
             cast.withdraw();
         }
     }
 
+    /// Whether the flat parameter stays what was gathered between forward and backward (`skip_use_sharded_views`).
+    fn keeps_views(&self) -> bool {
+        self.options.use_orig_params && !self.reshards()
+    }
+
     /// `_reshard` on `stream`.
     fn reshard(&self, tape: &Tape, unit: &Unit, free: bool, stream: Stream) {
+        if !(self.keeps_views() && unit.phase.get() == Phase::Forward && tape.grad_enabled()) {
+            unit.copied.take();
+        }
         let goes = if self.sharded() { free } else { self.casts() };
         if goes && unit.gathered.replace(false) {
             unit.whole.used_on(stream);
@@ -461,6 +509,10 @@ impl FullySharded {
             tape.becomes(&saved, Part::Gradients);
             *gradient = Some(saved);
         }
+        if self.options.offload_cpu {
+            computed.used_on(Stream::ReduceScatter);
+            return;
+        }
         for leaf in unit.trained.iter().filter_map(|p| p.leaf().zip(Some(*p.shape()))) {
             let (leaf, shape) = leaf;
             *leaf.grad.tensor.borrow_mut() = gradient.as_ref().map(|g| g.alias(shape));
@@ -564,6 +616,9 @@ impl Wrapper for FullySharded {
         for unit in &self.units {
             if unit.phase.get() != Phase::BackwardPost {
                 self.reshard(tape, unit, self.reduces.get() || self.reshards(), Stream::Default);
+            }
+            if self.options.offload_cpu && self.reduces.get() {
+                unit.gradient.take();
             }
             unit.ran_pre_backward.set(false);
             unit.needs_gather.set(false);

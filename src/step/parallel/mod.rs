@@ -29,7 +29,10 @@ use crate::step::tape::Tape;
 use crate::step::tensor::{Dtype, Tensor};
 
 pub(crate) use ddp::BUCKETS;
+pub(crate) use fsdp1::shards_of_units;
 pub(crate) use refusals::refusals;
+pub(crate) use zero::part_of_all;
+pub(crate) use zero3::FROM_HOST;
 
 /// The model as a whole; its layers are counted from 1.
 pub(crate) const ROOT: u32 = 0;

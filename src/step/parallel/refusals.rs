@@ -110,10 +110,16 @@ pub(crate) fn refusals(model: &dyn Model, plan: &Plan) -> Vec<Issue> {
     issues
 }
 
-fn fsdp1(options: &Fsdp1, ranks: u64, tied: bool, accumulates: bool) -> [(bool, &'static str); 7] {
+fn fsdp1(options: &Fsdp1, ranks: u64, tied: bool, accumulates: bool) -> [(bool, &'static str); 9] {
     let whole = options.strategy == ShardingStrategy::NoShard;
     [
-        (options.offload_cpu, "shards in host memory"),
+        (options.offload_cpu && whole, "FSDP1's parameters in host memory without shards"),
+        // PyTorch overwrites them (`prepare_gradient_for_backward`).
+        (
+            options.offload_cpu && accumulates && !options.no_sync,
+            "gradients that FSDP1 accumulates in host memory without no_sync, which loses them",
+        ),
+        (options.offload_cpu && options.replicas > 1, "FSDP1's replicas of shards in host memory"),
         (options.mixed_precision.output.is_some(), "a dtype for buffers"),
         (options.forward_prefetch, "parameters gathered early in forward"),
         (options.init == InitDevice::Cuda, "FSDP1 over a model that is on the device"),
@@ -140,7 +146,7 @@ fn fsdp2(options: &Fsdp2, ranks: u64, ends: bool) -> [(bool, &'static str); 6] {
     ]
 }
 
-fn deepspeed(options: &DeepSpeed, recipe: &Recipe, model: &dyn Model, ranks: u64) -> [(bool, &'static str); 7] {
+fn deepspeed(options: &DeepSpeed, recipe: &Recipe, model: &dyn Model, ranks: u64) -> [(bool, &'static str); 8] {
     // Experts are one module, whose parameters nobody gathers here.
     let experts = options.stage == 3 && model.family() == "mixtral";
     let checkpointed = matches!(recipe.checkpointing, Checkpointing::None | Checkpointing::Full);
@@ -150,8 +156,9 @@ fn deepspeed(options: &DeepSpeed, recipe: &Recipe, model: &dyn Model, ranks: u64
         (ranks < 2, "a DeepSpeed engine on one rank"),
         (options.stage == 0 && options.dtype == FloatName::Float32, "a DeepSpeed engine in FP32 without ZeRO"),
         (!options.contiguous_gradients, "gradients that are not copied together"),
-        (options.offload_optimizer, "an optimizer in host memory"),
-        (options.offload_param, "shards in host memory"),
+        (options.stage == 0 && options.offload_optimizer.is_on(), "an optimizer in host memory without ZeRO"),
+        (options.offload_optimizer.is_on_disk() || options.offload_param.is_on_disk(), "what lies on a disk"),
+        (options.stage < 3 && options.offload_param.is_on(), "shards in host memory below ZeRO stage 3"),
     ]
 }
 

@@ -2,6 +2,10 @@
 //!
 //! All parameters lie in one flat buffer, of which every rank updates one part, in FP32. Gradients are copied into a bucket;
 //! a full bucket is reduced, by parts of ranks that are copied together, and what this rank updates is copied out of it.
+//!
+//! With `offload_optimizer` the FP32 part, its gradient and the optimizer's states lie in host memory. What this rank updates is
+//! copied there out of the bucket, parameter by parameter, cast on the GPU (`copy_grads_in_partition`); a buffer for the largest
+//! parameter stays on the GPU, through which sums of earlier micro-batches come back.
 
 use core::cell::{Cell, RefCell};
 use core::ops::Range;
@@ -31,8 +35,12 @@ pub(super) struct Partitioned {
     places: Vec<Range<u64>>,
     /// Elements of a rank's part.
     part: u64,
-    /// This rank's part in FP32, which the optimizer steps.
-    master: Tensor,
+    /// This rank's part in FP32, which the optimizer steps. None: it is in host memory.
+    master: Option<Tensor>,
+    /// `temp_grad_buffer_for_gpu_offload`, where it is.
+    _through: Option<Tensor>,
+    /// `norm_for_param_grads`, until the step is over, where it is.
+    norms: RefCell<Vec<Tensor>>,
     /// `ipg_buckets`: one bucket, or two that take turns; from the first gradient of a backward on.
     buckets: RefCell<Vec<Tensor>>,
     bucket: Cell<usize>,
@@ -47,7 +55,7 @@ pub(super) struct Partitioned {
 }
 
 /// Elements of a rank's part of `all` parameters.
-fn part_of(all: u64, ranks: u64) -> u64 {
+pub(crate) fn part_of_all(all: u64, ranks: u64) -> u64 {
     all.div_ceil(ALIGNMENT * ranks) * ALIGNMENT
 }
 
@@ -57,7 +65,7 @@ pub(super) fn gathered(tape: &Tape, model: &dyn Model, plan: &Plan, dtype: Dtype
     tape.empty_cache();
     let all = model.parameters().iter().filter_map(|p| p.shape.numel()).sum();
     let ranks = plan.parallel.data_ranks();
-    let shape = Shape::new(&[Dim::plain(part_of(all, ranks) * ranks)]);
+    let shape = Shape::new(&[Dim::plain(part_of_all(all, ranks) * ranks)]);
     let flat = tape.empty(shape, dtype, Part::Weights, "parameters, in a row");
     made.into_iter().for_each(drop);
     super::leaves(tape, model, |p| flat.alias(p.shape))
@@ -76,13 +84,20 @@ pub(super) fn wrap(tape: &Tape, built: &dyn Built, plan: &Plan, options: &DeepSp
             start..end
         })
         .collect();
-    let part = part_of(end, plan.parallel.data_ranks());
+    let part = part_of_all(end, plan.parallel.data_ranks());
     let shape = Shape::new(&[Dim::plain(part)]);
-    let clone = (dtype != Dtype::F32).then(|| tape.temp(shape, dtype, "copy of this rank's part"));
-    let master = Tensor::leaf_of(tape, 0, shape, Dtype::F32, Part::States, "master weights, this rank's part");
+    let on_host = options.offload_optimizer.is_on();
+    let clone = (on_host || dtype != Dtype::F32).then(|| tape.temp(shape, dtype, "copy of this rank's part"));
+    let make = || Tensor::leaf_of(tape, 0, shape, Dtype::F32, Part::States, "master weights, this rank's part");
+    let master = (!on_host).then(make);
     drop(clone);
+    let through = on_host.then(|| {
+        let largest = places.iter().map(|place| place.end - place.start).max().unwrap_or(0);
+        let shape = Shape::new(&[Dim::plain(largest)]);
+        tape.empty(shape, dtype, Part::Gradients, "gradient of the largest parameter, from the host")
+    });
     // `initialize_optimizer_states` makes a gradient and drops it.
-    drop(tape.empty(shape, Dtype::F32, Part::Gradients, "gradient, in FP32"));
+    drop((!on_host).then(|| tape.empty(shape, Dtype::F32, Part::Gradients, "gradient, in FP32")));
     for (at, param) in params.iter().enumerate() {
         on_gradient(param, at);
     }
@@ -93,6 +108,8 @@ pub(super) fn wrap(tape: &Tape, built: &dyn Built, plan: &Plan, options: &DeepSp
         places,
         part,
         master: master.clone(),
+        _through: through,
+        norms: RefCell::default(),
         buckets: RefCell::default(),
         bucket: Cell::new(0),
         filled: Cell::new(0),
@@ -102,7 +119,7 @@ pub(super) fn wrap(tape: &Tape, built: &dyn Built, plan: &Plan, options: &DeepSp
         boundary: Cell::new(true),
         norm: GradientNorm::default(),
     };
-    (wrapper, vec![master])
+    (wrapper, master.into_iter().collect())
 }
 
 impl Partitioned {
@@ -117,6 +134,10 @@ impl Partitioned {
 
     fn overlaps(&self) -> bool {
         self.options.overlap_comm == Some(true)
+    }
+
+    fn is_on_host(&self) -> bool {
+        self.master.is_none()
     }
 
     fn splits_gradients(&self) -> bool {
@@ -154,8 +175,9 @@ impl Partitioned {
         self.in_bucket.borrow_mut().push(at);
         let buckets = self.buckets.borrow();
         match buckets.get(self.bucket.get()) {
-            // One that no bucket takes is reduced where it is.
             Some(bucket) if elements <= size => bucket.alias(*gradient.shape()),
+            // One that no bucket takes is reduced where it is; on its way to the host it is a copy.
+            _ if self.is_on_host() => tape.empty(*gradient.shape(), self.dtype, Part::Gradients, "gradient, copied"),
             _ => gradient,
         }
     }
@@ -168,7 +190,12 @@ impl Partitioned {
             self.average(tape, &params);
             for at in params {
                 let Some(leaf) = self.params.get(at).and_then(Tensor::leaf) else { continue };
-                if self.is_own(at) {
+                if self.is_own(at) && self.is_on_host() {
+                    if self.boundary.get() {
+                        self.send(tape, at);
+                        leaf.grad.tensor.take();
+                    }
+                } else if self.is_own(at) {
                     let own = self.own(tape);
                     let mut gradient = leaf.grad.tensor.borrow_mut();
                     *gradient = gradient.take().map(|old| own.alias(*old.shape()));
@@ -177,6 +204,16 @@ impl Partitioned {
                 }
             }
         });
+    }
+
+    /// Of a gradient what this rank updates, on its way to the host: its norm is taken, and it is cast.
+    fn send(&self, tape: &Tape, at: usize) {
+        let Some(place) = self.places.get(at) else { return };
+        let n = place.end.min(self.part) - place.start;
+        let wide = tape.scratch(n.saturating_mul(8), "gradient, in FP64 for its norm");
+        self.norms.borrow_mut().push(tape.largest(&Shape::new(&[Dim::plain(n)]), Dtype::I64));
+        drop(wide);
+        drop((self.dtype != Dtype::F32).then(|| flat(tape, n, Dtype::F32, "gradient, in FP32")));
     }
 
     /// `grads_in_partition`.
@@ -225,7 +262,8 @@ impl Partitioned {
         let mut pieces = Vec::new();
         for (at, leaf) in self.params.iter().enumerate().filter_map(|(at, p)| Some((at, p.leaf()?))) {
             let gradient = leaf.grad.tensor.take();
-            if let (Some(gradient), Some(place)) = (gradient.filter(|_| self.is_own(at)), self.places.get(at)) {
+            let kept = gradient.filter(|_| self.is_own(at) && !self.is_on_host());
+            if let (Some(gradient), Some(place)) = (kept, self.places.get(at)) {
                 pieces.push((gradient, place.end.min(self.part) - place.start));
             }
         }
@@ -274,6 +312,13 @@ impl Wrapper for Partitioned {
     }
 
     fn before_step(&self, tape: &Tape) -> bool {
+        if self.is_on_host() {
+            // Whether a gradient is not finite, then the norm's sum over ranks.
+            for _ in 0..2 {
+                drop(tape.scalar(Dtype::F32, "over all ranks"));
+            }
+            return true;
+        }
         let pieces = self.gathered.take();
         let sizes = pieces.iter().map(|(_, n)| *n);
         self.norm.take(tape, sizes, 1);
@@ -290,16 +335,17 @@ impl Wrapper for Partitioned {
             }
         };
         drop(pieces);
-        if let Some(leaf) = self.master.leaf() {
+        if let Some(leaf) = self.master.as_ref().and_then(Tensor::leaf) {
             *leaf.grad.tensor.borrow_mut() = kept;
         }
         true
     }
 
     fn after_step(&self, _tape: &Tape) {
-        if let Some(leaf) = self.master.leaf() {
+        if let Some(leaf) = self.master.as_ref().and_then(Tensor::leaf) {
             leaf.grad.tensor.take();
         }
+        self.norms.take();
         self.norm.settle();
     }
 }

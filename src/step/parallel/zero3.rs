@@ -4,6 +4,11 @@
 //! Every parameter is cut into equal parts. A module's parameters are gathered before its forward and its backward; from the
 //! second forward on, what comes next in the recorded order is gathered ahead, and what is needed again soon is kept.
 //! Gradients are copied into a bucket, which is reduced when it is full.
+//!
+//! With `offload_optimizer` gradients, FP32 masters and the optimizer's states lie in host memory: a rank's part of a reduced
+//! gradient is copied there, comes back to have its norm taken, and is cast for the second copy. With `offload_param` a rank's
+//! parts of the parameters lie there, and are copied to the GPU one by one for each gather. What is on a disk comes and goes
+//! through host memory, and is for the GPU the same (`swap_tensor/`).
 
 use core::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -21,6 +26,12 @@ use crate::step::parallel::{BUCKETS, ROOT, Wrapper, on_gradient};
 use crate::step::shape::{Dim, Shape};
 use crate::step::tape::Tape;
 use crate::step::tensor::{Dtype, Tensor};
+
+/// What is copied from host memory for a gather.
+pub(crate) const FROM_HOST: &str = "part of a parameter, from the host";
+
+/// Elements of a gradient that are cast at once for its norm (`_constant_buffered_norm2`).
+const NORM_AT_ONCE: u64 = 250_000_000;
 
 /// How far the order of modules is known (`ZeRoTraceMode`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -66,8 +77,14 @@ pub(super) struct Sharded {
     ranks: u64,
     dtype: Dtype,
     params: Vec<Param>,
-    /// This rank's parts in the engine's dtype, whether a gradient is not finite, and this rank's gradients.
-    _kept: [Tensor; 3],
+    /// This rank's parts in the engine's dtype, whether a gradient is not finite, and this rank's gradients, unless they are in
+    /// host memory.
+    _kept: [Option<Tensor>; 3],
+    /// `norm_for_param_grads`, until the step is over, where gradients lie in host memory.
+    norms: RefCell<Vec<Tensor>>,
+    /// Whether the step's first micro-batch is over, and its last begun.
+    accumulates: Cell<bool>,
+    boundary: Cell<bool>,
     /// The same in FP32, which the optimizer steps group by group, and whether a group's gradients lie apart.
     masters: Vec<(Tensor, bool)>,
     bucket: Tensor,
@@ -189,8 +206,9 @@ pub(super) fn wrap(
         .collect();
     let line =
         |n: u64, dtype: Dtype, part: Part, op: &'static str| tape.empty(Shape::new(&[Dim::plain(n)]), dtype, part, op);
-    let shard = |p: &Param| line(p.part, dtype, Part::Weights, "part of a parameter");
-    let shards: Vec<Tensor> = if options.zero_init {
+    let (states_on_host, params_on_host) = (options.offload_optimizer.is_on(), options.offload_param.is_on());
+    let shard = |p: &Param| (!params_on_host).then(|| line(p.part, dtype, Part::Weights, "part of a parameter"));
+    let shards: Vec<Option<Tensor>> = if options.zero_init {
         let one = |p: &Param| {
             let whole = tape.temp(*p.tensor.shape(), dtype, "parameter");
             let shard = shard(p);
@@ -202,16 +220,18 @@ pub(super) fn wrap(
         adopted(tape, model, dtype).into_iter().zip(&params).map(|(_, p)| shard(p)).collect()
     };
     let all: u64 = params.iter().map(|p| p.part).sum();
-    let tracker = tape.scratch(1, "whether a gradient is not finite");
+    let tracker = (!states_on_host).then(|| tape.scratch(1, "whether a gradient is not finite"));
     // They pass through the host on their way into one buffer (`defragment`).
     drop(shards);
-    tape.empty_cache();
-    let parts = line(all, dtype, Part::Weights, "this rank's parts of the parameters");
+    let parts = (!params_on_host).then(|| {
+        tape.empty_cache();
+        line(all, dtype, Part::Weights, "this rank's parts of the parameters")
+    });
     let groups = sub_groups(&params, options.sub_group_size);
     let mut masters = Vec::new();
     let mut converted = None;
-    for (elements, _) in &groups {
-        if dtype != Dtype::F32 {
+    for (elements, _) in groups.iter().filter(|_| !states_on_host) {
+        if dtype != Dtype::F32 || params_on_host {
             let wide = line(*elements, Dtype::F32, Part::States, "master weights, converted");
             // The one before goes when it is there.
             drop(converted.replace(wide));
@@ -221,10 +241,11 @@ pub(super) fn wrap(
     }
     drop(converted);
     let largest = groups.iter().map(|(elements, _)| *elements).max().unwrap_or(0);
-    drop(line(largest, Dtype::F32, Part::Gradients, "gradient, in FP32"));
+    drop((!states_on_host).then(|| line(largest, Dtype::F32, Part::Gradients, "gradient, in FP32")));
     let (bucket, gradients) = tape.scope(BUCKETS, || {
         let bucket = line(options.reduce_bucket_size, dtype, Part::Gradients, "bucket of gradients");
-        (bucket, line(all, dtype, Part::Gradients, "gradients, this rank's part"))
+        let gradients = || line(all, dtype, Part::Gradients, "gradients, this rank's part");
+        (bucket, (!states_on_host).then(gradients))
     });
     // Each is gathered once for its hook.
     for p in &params {
@@ -240,6 +261,9 @@ pub(super) fn wrap(
         gathered_for: RefCell::new(vec![0; params.len()]),
         params,
         _kept: [parts, tracker, gradients],
+        norms: RefCell::default(),
+        accumulates: Cell::new(false),
+        boundary: Cell::new(true),
         masters: masters.iter().cloned().zip(groups.iter().map(|(_, copied)| *copied)).collect(),
         bucket,
         filled: Cell::new(0),
@@ -279,10 +303,19 @@ impl Sharded {
         if flat.is_none() {
             self.each(&places).for_each(|p| p.tensor.provide());
         }
+        let copied: Vec<Tensor> =
+            tape.on_stream(gather_stream(&self.options), || self.copied(tape, self.each(&places)).collect());
+        drop(copied);
         let gather = Rc::new(Gather { _flat: flat, params: places, complete: Cell::new(false) });
         for p in self.each(&gather.params) {
             *p.gather.borrow_mut() = Some(gather.clone());
         }
+    }
+
+    /// This rank's parts of parameters, copied from the host where they lie there.
+    fn copied<'a>(&'a self, tape: &'a Tape, params: impl Iterator<Item = &'a Param>) -> impl Iterator<Item = Tensor> {
+        let on_host = self.options.offload_param.is_on();
+        params.filter(move |_| on_host).map(|p| flat(tape, p.part, self.dtype, FROM_HOST))
     }
 
     /// The handle's `wait`: parameters gathered together are copied out of the buffer.
@@ -459,11 +492,33 @@ impl Sharded {
         };
         tape.on_stream(self.reduce_stream(), || {
             let row = copied.then(|| flat(tape, parts * self.ranks, self.dtype, "gradients, by rank"));
-            for leaf in self.each(&places).filter_map(|p| p.tensor.leaf()) {
-                leaf.grad.tensor.take();
+            let mut back = None;
+            for p in self.each(&places) {
+                if self.options.offload_optimizer.is_on() {
+                    self.send(tape, p, &mut back);
+                }
+                if let Some(leaf) = p.tensor.leaf() {
+                    leaf.grad.tensor.take();
+                }
             }
-            drop(row);
+            drop((back, row));
         });
+    }
+
+    /// `partition_grads`: a rank's part of a gradient goes to the host and comes back; in the last micro-batch its norm is taken,
+    /// and it is cast on its second way there. What came `back` before it goes when Python says so.
+    fn send(&self, tape: &Tape, p: &Param, back: &mut Option<Tensor>) {
+        if !self.accumulates.get() {
+            back.take();
+        }
+        *back = Some(flat(tape, p.part, self.dtype, "part of a gradient, from the host"));
+        if !self.boundary.get() {
+            return;
+        }
+        let wide = tape.scratch(p.part.min(NORM_AT_ONCE).saturating_mul(8), "gradient, in FP64 for its norm");
+        self.norms.borrow_mut().push(tape.largest(&Shape::new(&[Dim::plain(p.part)]), Dtype::I64));
+        drop(wide);
+        drop((self.dtype != Dtype::F32).then(|| flat(tape, p.part, Dtype::F32, "gradient, in FP32")));
     }
 
     fn reduce_stream(&self) -> Stream {
@@ -472,6 +527,10 @@ impl Sharded {
 }
 
 impl Wrapper for Sharded {
+    fn micro_batch(&self, last: bool) {
+        self.accumulates.set(!self.boundary.replace(last));
+    }
+
     fn loss_products(&self) -> Option<u32> {
         // By the micro-batches, by the scale.
         Some(2)
@@ -545,6 +604,12 @@ impl Wrapper for Sharded {
             p.users.borrow_mut().clear();
             self.release(p);
         }
+        if self.options.offload_optimizer.is_on() {
+            // The norm over all ranks, and whether it is a number (`mask_nan_or_inf_with_val_inplace`).
+            let scalars: Vec<Tensor> = (0..6).map(|_| tape.scalar(Dtype::F32, "gradient norm")).collect();
+            drop(scalars);
+            return true;
+        }
         self.norm.take(tape, self.params.iter().map(|p| p.part), self.masters.len() + 1);
         true
     }
@@ -573,12 +638,15 @@ impl Wrapper for Sharded {
         }
     }
 
-    fn after_step(&self, _tape: &Tape) {
+    fn after_step(&self, tape: &Tape) {
+        self.norms.take();
         self.norm.settle();
+        let copied: Vec<Tensor> = self.copied(tape, self.params.iter().filter(|p| p.persists)).collect();
         for p in self.params.iter().filter(|p| p.persists) {
             p.tensor.provide();
             p.available.set(true);
         }
+        drop(copied);
     }
 }
 

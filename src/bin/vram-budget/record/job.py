@@ -145,6 +145,9 @@ class Job:
                     backward_prefetch=m.backward_prefetch.name if m.backward_prefetch is not None else "None",
                     offload_cpu=bool(m.cpu_offload.offload_params))
 
+    def offload(self, section):
+        return dict(device=section.device.value, pin_memory=section.pin_memory) if section is not None else {}
+
     def deepspeed(self, e):
         names = ("reduce_bucket_size", "allgather_bucket_size", "overlap_comm", "contiguous_gradients", "sub_group_size")
         zero = e.zero_optimization_stage()
@@ -153,13 +156,13 @@ class Job:
             ask = getattr(e, "zero_" + name, None)
             if ask is not None:
                 found[name] = ask()
-        found["offload_optimizer"] = e.zero_offload_optimizer() is not None
+        found["offload_optimizer"] = self.offload(e.zero_offload_optimizer())
         if zero == 3:
             found.update(stage3_prefetch_bucket_size=e.zero_prefetch_bucket_size(),
                          stage3_param_persistence_threshold=e.zero_param_persistence_threshold(),
                          stage3_max_live_parameters=e.zero_max_live_parameters(),
                          stage3_max_reuse_distance=e.zero_max_reuse_distance(),
-                         offload_param=e.zero_offload_param() is not None)
+                         offload_param=self.offload(e.zero_offload_param()))
         if e.gradient_clipping():
             self.recipe["clip_grad"] = e.gradient_clipping()
         return found
