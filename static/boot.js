@@ -181,7 +181,7 @@
       ended = 0;
     });
     addEventListener("vram-budget:so-far", function (event) {
-      postMessage({ job: ended, read: event.detail[0], total: event.detail[1] });
+      postMessage({ job: ended, read: event.detail[0], total: event.detail[1], some: event.detail[2] });
     });
     onmessage = function (event) {
       var given = event.data;

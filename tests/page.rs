@@ -4,7 +4,7 @@
 use std::rc::Rc;
 
 use vram_budget::bill::{Instant, Part};
-use vram_budget::decide::{RemedyId, VerdictKind};
+use vram_budget::decide::{RemedyId, VerdictKind, decide};
 use vram_budget::estimate::ranks_differ;
 use vram_budget::fragmentation::Study;
 use vram_budget::issue::IssueKind;
@@ -314,13 +314,19 @@ fn a_search_is_asked_for_followed_stopped_and_a_plan_of_it_taken_over() {
     let far = going.reduce(Action::ReadSoFar(3, Some(15)));
     assert!(matches!(far.errands.search, Run::Going { done: 3, total: 15, .. }));
     let mut searching = Searching::of(shown(&small)).unwrap();
-    let mut last = 0;
+    let (mut last, mut some) = (0, Vec::new());
     while !searching.advance(4000) {
         let (done, of) = searching.progress();
         assert!(last <= done && done <= of);
         last = done;
+        some.extend(searching.news(Locale::En));
     }
+    // The own card is answered before the others, and all cards before other lengths.
+    assert_eq!(some.iter().map(|table| table.groups.len()).collect::<Vec<_>>(), [3, 4, 5]);
     let table = searching.table(Locale::En);
+    assert_eq!(some.last(), Some(&table), "no longer sequence than GPT-2's positions is tried");
+    let first = far.reduce(Action::FoundSoFar(Box::new(Found::Search(Box::new(some[0].clone())))));
+    assert!(matches!(&first.errands.search, Run::Going { done: 3, table: Some(shown), .. } if **shown == some[0]));
     let heads: Vec<&str> = table.groups.iter().map(|(head, _)| head.as_str()).collect();
     let fixed = ["fastest that fits", "largest micro-batch that fits", "longest sequence that fits, of those tried"];
     assert_eq!(heads[1..4], fixed);
@@ -789,7 +795,7 @@ fn a_run_over_many_lengths_is_asked_for_shown_and_marked_once_the_inputs_change(
         Action::Run(Some(Errand::Lengths)),
     ];
     let going = after(&Rc::new(State::new(&plan)), lengths);
-    let Run::Going { plan: asked, done: 0, total: 0 } = &going.errands.lengths else {
+    let Run::Going { plan: asked, done: 0, total: 0, table: None } = &going.errands.lengths else {
         panic!("{:?}", going.errands.lengths)
     };
     let of = asked.recipe.lengths.as_ref().unwrap();
@@ -892,4 +898,31 @@ fn the_ranks_of_a_job_are_walked_where_they_differ() {
     let one = dp.reduce(typed(Field::WorldSize, "1"));
     assert!(!ranks_differ(shown(&one)));
     assert_eq!(walking(shown(&one), words).unwrap_err(), RankTable::default());
+}
+
+/// The sequence that is called the longest fits; one that is a sixteenth of a doubling longer does not.
+#[test]
+fn the_longest_sequence_is_sought_between_doublings() {
+    let small = after(
+        &start(),
+        [
+            Action::Preset("gpt2".into()),
+            Action::Gpu(GpuPick::Own),
+            typed(Field::GpuName, "small"),
+            typed(Field::GpuMemory, "2 GiB"),
+            typed(Field::SeqLen, "128"),
+        ],
+    );
+    assert_eq!(small.outcome.issues, []);
+    let mut searching = Searching::of(shown(&small)).unwrap();
+    while !searching.advance(usize::MAX) {}
+    let table = searching.table(Locale::En);
+    let longest = &table.groups[3].1[0];
+    let length = longest.plan.recipe.seq_len;
+    let doubled = 1 << length.ilog2();
+    assert!(length > doubled, "{length}");
+    let mut plan = (*longest.plan).clone();
+    assert_eq!(decide(&plan).unwrap().verdict.kind, VerdictKind::Fits);
+    plan.recipe.seq_len += doubled / 16;
+    assert_ne!(decide(&plan).unwrap().verdict.kind, VerdictKind::Fits);
 }

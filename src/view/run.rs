@@ -56,9 +56,9 @@ impl Errands {
         self.stop();
         let plan = Rc::new(plan);
         match errand {
-            Errand::Lengths => self.lengths = Run::Going { plan, done: 0, total: 0 },
-            Errand::Search => self.search = Run::Going { plan, done: 0, total: 0 },
-            Errand::Ranks => self.ranks = Run::Going { plan, done: 0, total: 0 },
+            Errand::Lengths => self.lengths = Run::begun(plan),
+            Errand::Search => self.search = Run::begun(plan),
+            Errand::Ranks => self.ranks = Run::begun(plan),
         }
     }
 
@@ -70,6 +70,13 @@ impl Errands {
     /// Takes how far the one that goes on is. True where one does.
     pub(super) fn so_far(&mut self, read: u64, of: Option<u64>) -> bool {
         self.lengths.so_far(read, of) | self.search.so_far(read, of) | self.ranks.so_far(read, of)
+    }
+
+    /// Takes what was found so far.
+    pub(super) fn take_some(&mut self, found: Found) {
+        if let (Found::Search(found), Run::Going { table, .. }) = (found, &mut self.search) {
+            *table = Some(Rc::new(*found));
+        }
     }
 
     /// Takes what was found; gives back what is no errand's.
@@ -98,6 +105,8 @@ pub enum Run<T> {
         done: u64,
         /// Of how many; zero: not known yet.
         total: u64,
+        /// What was found so far.
+        table: Option<Rc<T>>,
     },
     /// It is there.
     Done {
@@ -113,8 +122,9 @@ impl<T> PartialEq for Run<T> {
     fn eq(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::None, Self::None) => true,
-            (Self::Going { plan, done, total }, Self::Going { plan: other, done: d, total: t }) => {
-                Rc::ptr_eq(plan, other) && (done, total) == (d, t)
+            (Self::Going { plan, done, total, table }, Self::Going { plan: other, done: d, total: t, table: some }) => {
+                let one = table.as_ref().map(Rc::as_ptr) == some.as_ref().map(Rc::as_ptr);
+                Rc::ptr_eq(plan, other) && (done, total) == (d, t) && one
             }
             (Self::Done { table, .. }, Self::Done { table: other, .. }) => Rc::ptr_eq(table, other),
             _ => false,
@@ -123,6 +133,10 @@ impl<T> PartialEq for Run<T> {
 }
 
 impl<T> Run<T> {
+    const fn begun(plan: Rc<Plan>) -> Self {
+        Self::Going { plan, done: 0, total: 0, table: None }
+    }
+
     /// How far it is, and of how much; zero: not known.
     #[must_use]
     pub const fn progress(&self) -> (u64, u64) {

@@ -406,6 +406,8 @@ pub enum Action {
     Reading(Option<Reading>),
     /// Asked the worker for something about the inputs, or stopped it.
     Run(Option<Errand>),
+    /// What is being worked out has found so much.
+    FoundSoFar(Box<Found>),
     /// Took over a plan that a search found, under this name.
     TakeFound(Box<Plan>, String),
     /// So many bytes of it have been read, of so many.
@@ -602,6 +604,7 @@ impl State {
                     self.errands.so_far(read, total);
                 }
             },
+            Action::FoundSoFar(found) => self.errands.take_some(*found),
             // What comes after it was cancelled is not wanted.
             Action::Found(found) => {
                 if let Some(found) = self.errands.take(*found).filter(|_| self.reading.take().is_some()) {

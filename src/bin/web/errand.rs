@@ -25,11 +25,16 @@ pub(crate) fn errand<T>(
     errand: Errand,
     (id, run): (&'static str, &Run<T>),
     words: Words,
-    found: impl FnOnce(&T) -> Html,
+    found: impl Fn(&T) -> Html,
 ) -> Html {
     match run {
         Run::None => button(store, format!("start-{id}"), words.start, Some(errand)),
-        Run::Going { done, total, .. } => going(store, id, words, (*done, *total)),
+        Run::Going { done, total, table, .. } => html! {
+            <>
+                { going(store, id, words, (*done, *total)) }
+                { for table.as_ref().map(|table| found(table)) }
+            </>
+        },
         Run::Done { plan, table } => {
             let earlier = store.0.draft.plan().is_ok_and(|now| now != **plan);
             html! {

@@ -468,6 +468,9 @@ fn heard(said: &JsValue, dispatcher: &Dispatcher) {
     let get = |key: &str| js_sys::Reflect::get(said, &key.into()).ok().and_then(|value| value.as_string());
     if let Some(read) = get("read").and_then(|read| read.parse().ok()) {
         dispatcher.dispatch(Action::ReadSoFar(read, get("total").and_then(|total| total.parse().ok())));
+        if let Some(Ok(found)) = get("some").map(|found| serde_json::from_str(&found)) {
+            dispatcher.dispatch(Action::FoundSoFar(Box::new(found)));
+        }
     } else if let Some(Ok(found)) = get("found").map(|found| serde_json::from_str(&found)) {
         dispatcher.dispatch(Action::Found(Box::new(found)));
     } else if let Some(Ok(answered)) = get("answered").map(|answered| serde_json::from_str(&answered)) {

@@ -71,6 +71,12 @@ impl Work {
         }
     }
 
+    /// What was found since this was asked last.
+    fn news(&mut self) -> Option<Found> {
+        let Self::Search(search) = self else { return None };
+        search.news(Locale::En).map(|table| Found::Search(Box::new(table)))
+    }
+
     fn progress(&self) -> (usize, usize) {
         match self {
             Self::Lengths(study) => study.progress(),
@@ -134,10 +140,14 @@ fn more() {
         if let Some(found) = work.advance() {
             return say(&found);
         }
-        let (done, total) = work.progress();
-        WORK.set(Some(work));
-        if js_sys::Date::now() - start > SLICE_MS {
-            let detail = js_sys::Array::of2(&done.to_string().into(), &total.to_string().into());
+        if js_sys::Date::now() - start <= SLICE_MS {
+            WORK.set(Some(work));
+        } else {
+            let (done, total) = work.progress();
+            let some = work.news().and_then(|found| serde_json::to_string(&found).ok());
+            WORK.set(Some(work));
+            let some = some.map_or(JsValue::UNDEFINED, JsValue::from);
+            let detail = js_sys::Array::of3(&done.to_string().into(), &total.to_string().into(), &some);
             return tell(&js_sys::global().unchecked_into(), "vram-budget:so-far", &detail);
         }
     }
