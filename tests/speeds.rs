@@ -4,6 +4,8 @@
 use std::process::Command;
 
 use serde_json::Value;
+use vram_budget::plan::Plan;
+use vram_budget::throughput::{Work, rough};
 
 const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/published/throughput.csv");
 
@@ -51,7 +53,7 @@ fn published_speeds_are_predicted() {
     assert!(within * 10 >= errors.len() * 9, "{within} of {}", errors.len());
     let believed: Vec<_> =
         checked.iter().filter(|row| !hard_to_believe(row["id"].as_str().unwrap())).copied().collect();
-    assert_eq!(checked.len() - believed.len(), 17, "{checked:?}");
+    assert_eq!(checked.len() - believed.len(), 16);
     for rows in [&rows, &believed] {
         let factor = |row: &&&Value| Some(row["published_seconds"].as_f64()? / row["predicted_seconds"].as_f64()?);
         let factors: Vec<f64> = rows.iter().filter_map(|row| factor(&row)).collect();
@@ -69,4 +71,32 @@ fn published_speeds_are_ranked() {
         let ordered: f64 = line.split_whitespace().last().unwrap().trim_end_matches('%').parse().unwrap();
         assert!(ordered >= 85.0, "{line}");
     }
+}
+
+/// What a plan of Megatron-LM says of its speed, against what was published of the same runs.
+#[test]
+fn plans_of_megatron_say_what_their_rows_do() {
+    let table: Vec<Value> = speeds(&["--json"]).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let rows = std::fs::read_to_string(FILE.replace("throughput.csv", "rows.jsonl")).unwrap();
+    let mut errors = Vec::new();
+    for row in rows.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()) {
+        let of_table = table
+            .iter()
+            .find(|of| of["id"] == row["id"] && of["predicted_seconds"].is_number() && of["class"] == "transformer");
+        let Some(of_table) = of_table.filter(|_| row["plan"]["parallel"]["data"]["megatron"].is_object()) else {
+            continue;
+        };
+        let plan: Plan = serde_json::from_value(row["plan"].clone()).unwrap();
+        let work = Work::of(&plan).unwrap();
+        // Megatron-LM's own layers, and stages that hold unlike numbers of them, are not estimated.
+        let Some(speed) = rough(&work, &plan.recipe, &plan.hardware().unwrap()) else { continue };
+        let published = of_table["published_seconds"].as_f64().unwrap();
+        let error = (speed.likely_seconds.0 / published - 1.0) * 100.0;
+        errors.push((error.abs(), row["id"].to_string()));
+    }
+    assert!(errors.len() >= 29, "{errors:?}");
+    errors.sort_by(|a, b| a.0.total_cmp(&b.0));
+    assert!(errors[errors.len() / 2].0 <= 15.0, "{errors:?}");
+    // Of Megatron-LM's own functional tests, which are small, five are farther off, as in the table.
+    assert!(errors.iter().all(|(error, id)| *error <= 35.0 || id.contains("mcore")), "{errors:?}");
 }

@@ -151,11 +151,10 @@ impl<'a> Situated<'a> {
     }
 }
 
-/// The work of a plan whose speed can be estimated: what several models and phases take is not modelled. Megatron-LM says what
-/// it runs again and which kernels it runs apart from the recipe, which is not read here; `nn.DataParallel` waits for copies and for
-/// Python's threads.
+/// The work of a plan whose speed can be estimated: what several models and phases take is not modelled, and `nn.DataParallel`
+/// waits for copies and for Python's threads.
 pub(crate) fn work_of(plan: &Plan) -> Option<Work> {
-    let apart = matches!(plan.parallel.data, DataParallel::Megatron(_) | DataParallel::Dp(_));
+    let apart = matches!(plan.parallel.data, DataParallel::Dp(_));
     (plan.recipe.method.is_none() && !apart).then(|| Work::of(plan)).flatten()
 }
 

@@ -183,7 +183,7 @@ pub fn rough(work: &Work, recipe: &Recipe, hardware: &Hardware) -> Option<Throug
     let card = Card::of(hardware, run.compute)?;
     let times = time(&work.net, &run, &work.layout, &card);
     let seconds = times.total();
-    let (formula, flops_per_token, numbers) = work.flops_per_token(recipe);
+    let (formula, flops_per_token, numbers) = work.flops_per_token(recipe, run.again);
     let samples = recipe.micro_batch.checked_mul(recipe.grad_accum)?.checked_mul(work.layout.data)?;
     let tokens_per_step = samples.checked_mul(recipe.seq_len)?;
     let range = interval().times(seconds);

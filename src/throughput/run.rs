@@ -2,8 +2,9 @@
 
 use super::card::{Compute, Stack, figure};
 use super::net::Net;
-use super::step::{Run, Trained};
+use super::step::{Again, Run, Trained};
 use super::work::{Work, again};
+use crate::recipe::parallel::{Megatron, MegatronAttention, MegatronRecompute};
 use crate::recipe::{
     Attention, Checkpointing, LigerKernel, Optimizer, OptimizerImpl, OptimizerName, Precision, QuantKind, Recipe,
     SdpaBackend,
@@ -46,8 +47,44 @@ impl Stack {
 impl Run {
     /// How `recipe` runs. `None`: its precision is not known, or none that a framework runs.
     #[must_use]
-    #[expect(clippy::cast_precision_loss, reason = "a time is no exact figure")]
     pub fn of(work: &Work, recipe: &Recipe) -> Option<Self> {
+        match &work.megatron {
+            None => Self::of_recipe(work, recipe),
+            Some(options) => Self::of_megatron(Self::of_recipe(work, recipe)?, work, options),
+        }
+    }
+
+    /// What Megatron-LM core runs in the place of a recipe's kernels: Transformer Engine's, its fused Adam over FP32 master
+    /// weights, and of a stage again what its own arguments say. `None`: its own layers, which are in no published row, or stages
+    /// that hold unlike numbers of layers, of which the slowest sets the pace.
+    #[expect(clippy::cast_precision_loss, reason = "a time is no exact figure")]
+    fn of_megatron(plain: Self, work: &Work, options: &Megatron) -> Option<Self> {
+        let uneven = options.decoder_first_pipeline_num_layers.or(options.decoder_last_pipeline_num_layers).is_some();
+        if !options.transformer_engine || uneven {
+            return None;
+        }
+        let a_stage = (work.net.layers / work.layout.pipeline as f64).max(1.0);
+        Some(Self {
+            stack: Stack::named("transformer-engine")?,
+            flash: options.attention_backend != MegatronAttention::Unfused,
+            again: match options.recompute {
+                MegatronRecompute::None => Again::default(),
+                MegatronRecompute::CoreAttention => Again { attention: 1.0, ..Again::default() },
+                MegatronRecompute::Block(layers) => Again::layers((layers as f64 / a_stage).min(1.0)),
+                MegatronRecompute::Uniform(_) => Again::layers(1.0),
+            },
+            cast: 0.0,
+            // Its products add to the FP32 gradients themselves, which are read and written once.
+            accumulate: if options.gradient_accumulation_fusion { 8.0 } else { 12.0 },
+            // Gradients are read in FP32, master weights and both moments read and written, BF16 weights written.
+            optimizer: 30.0,
+            offloaded: 0.0,
+            ..plain
+        })
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "a time is no exact figure")]
+    fn of_recipe(work: &Work, recipe: &Recipe) -> Option<Self> {
         let precision = recipe.precision?;
         let compute = Compute::of(precision)?;
         let net = &work.net;

@@ -3,6 +3,7 @@
 use crate::estimate::read_model;
 use crate::model::family::{Model, Parameter};
 use crate::plan::Plan;
+use crate::recipe::parallel::{DataParallel, Megatron};
 use crate::recipe::{Attention, Checkpointing, Recipe};
 use crate::step::adapters::trained_shapes;
 use crate::step::shape::Shape;
@@ -31,6 +32,8 @@ pub struct Work {
     pub net: Net,
     /// How ranks share the step.
     pub layout: Layout,
+    /// Megatron-LM's options, which say in the recipe's place which kernels run and what is run again.
+    pub megatron: Option<Megatron>,
 }
 
 impl Work {
@@ -78,6 +81,10 @@ impl Work {
             adapted: [inputs, outputs],
             net: Net::of(model.as_ref(), causal),
             layout: Layout::of(&plan.parallel),
+            megatron: match &plan.parallel.data {
+                DataParallel::Megatron(options) => Some(options.clone()),
+                _ => None,
+            },
         })
     }
 
@@ -87,11 +94,10 @@ impl Work {
     /// have not; and the forward of every layer that is run again once more. Attention's two products cost 4 q s a token and
     /// layer in forward, and twice that in backward; a causal kernel does half of it, eager attention and an encoder all.
     #[expect(clippy::cast_precision_loss, reason = "a rough figure")]
-    pub(super) fn flops_per_token(&self, recipe: &Recipe) -> (String, f64, String) {
-        let again = again(recipe.checkpointing).products;
+    pub(super) fn flops_per_token(&self, recipe: &Recipe, again: Again) -> (String, f64, String) {
         let whole = !self.causal || recipe.attention == Some(Attention::Eager);
-        let of_parameters = 2.0 * (3.0 + again);
-        let of_attention = of_parameters * if whole { 2.0 } else { 1.0 };
+        let of_parameters = 2.0 * (3.0 + again.products);
+        let of_attention = 2.0 * (3.0 + again.attention) * if whole { 2.0 } else { 1.0 };
         let (n, l, q, s) = (self.product_parameters, self.layers, self.query_width, recipe.seq_len);
         let attention = of_attention * l as f64 * q as f64 * s as f64;
         let [c, d, frozen] = [of_parameters, of_attention, of_parameters - 2.0].map(|x| (x * 100.0).round() / 100.0);
@@ -142,22 +148,26 @@ mod tests {
         let mut work = of("llama-2-7b");
         assert_eq!((work.trained, work.product_parameters), (6_738_415_616, 6_607_343_616));
         let mut recipe = Recipe { seq_len: 2048, attention: Some(Attention::Eager), ..Recipe::default() };
-        assert_eq!(work.flops_per_token(&recipe).1, 39_644_061_696.0 + 3_221_225_472.0);
+        assert_eq!(flops(&work, &recipe).1, 39_644_061_696.0 + 3_221_225_472.0);
         recipe.attention = None;
-        assert_eq!(work.flops_per_token(&recipe).1, 39_644_061_696.0 + 1_610_612_736.0);
+        assert_eq!(flops(&work, &recipe).1, 39_644_061_696.0 + 1_610_612_736.0);
         recipe.checkpointing = Checkpointing::Every(2);
-        assert_eq!(work.flops_per_token(&recipe).1, 7.0 * 6_607_343_616.0 + 7.0 * 32.0 * 4096.0 * 2048.0);
+        assert_eq!(flops(&work, &recipe).1, 7.0 * 6_607_343_616.0 + 7.0 * 32.0 * 4096.0 * 2048.0);
         recipe.checkpointing = Checkpointing::Selective;
-        assert_eq!(work.flops_per_token(&recipe).1, 39_644_061_696.0 + 1_610_612_736.0, "no product is run again");
+        assert_eq!(flops(&work, &recipe).1, 39_644_061_696.0 + 1_610_612_736.0, "no product is run again");
         recipe.checkpointing = Checkpointing::Full;
-        assert_eq!(work.flops_per_token(&recipe).1, 8.0 * 6_607_343_616.0 + 8.0 * 32.0 * 4096.0 * 2048.0);
+        assert_eq!(flops(&work, &recipe).1, 8.0 * 6_607_343_616.0 + 8.0 * 32.0 * 4096.0 * 2048.0);
         // Frozen weights have no gradients: 6N with layers run again, and the adapters' own products in full.
         work.adapters = Some(1_000_000);
-        let (formula, value, _) = work.flops_per_token(&recipe);
+        let (formula, value, _) = flops(&work, &recipe);
         assert_eq!(formula, "6 N + 8 A + 8 L q s");
         assert_eq!(value, 6.0 * 6_607_343_616.0 + 8e6 + 8.0 * 32.0 * 4096.0 * 2048.0);
         work.causal = false;
-        assert_eq!(work.flops_per_token(&recipe).0, "6 N + 8 A + 16 L q s");
+        assert_eq!(flops(&work, &recipe).0, "6 N + 8 A + 16 L q s");
+    }
+
+    fn flops(work: &Work, recipe: &Recipe) -> (String, f64, String) {
+        work.flops_per_token(recipe, again(recipe.checkpointing))
     }
 
     fn of(preset: &str) -> Work {
