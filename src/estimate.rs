@@ -155,6 +155,7 @@ impl Job {
                 let what = format!("another way to compute the loss of {}", read.model.family());
                 issues.push(Issue::new("recipe.loss", IssueKind::NotModelled { what }));
             }
+            issues.extend(linear_loss_issues(plan));
             if plan.recipe.sdpa_backend == Some(SdpaBackend::Math) && !read.model.takes_math_attention() {
                 let what = format!("the math backend of scaled_dot_product_attention in {}", read.model.family());
                 issues.push(Issue::new("recipe.sdpa_backend", IssueKind::NotModelled { what }));
@@ -254,6 +255,21 @@ fn liger_issues(model: &dyn Model, plan: &Plan) -> Vec<Issue> {
     let autocast = matches!(recipe.precision, Some(Precision::AmpBf16 | Precision::AmpFp16));
     refuse(prepared && !autocast, "Liger's kernels over FP32 norms without autocast");
     wrong.into_iter().map(|what| Issue::new("recipe.liger", IssueKind::NotModelled { what })).collect()
+}
+
+/// What is not modelled of `linear_cross_entropy`, which takes the head's weight and not its module.
+fn linear_loss_issues(plan: &Plan) -> Vec<Issue> {
+    if !matches!(plan.recipe.loss, Loss::LinearCrossEntropy(_)) {
+        return Vec::new();
+    }
+    let on_head = plan.recipe.lora.as_ref().is_some_and(|lora| lora.targets.iter().any(|name| name == "lm_head"));
+    let refused = [
+        (plan.framework.pytorch < Version(2, 15), "linear_cross_entropy before PyTorch 2.15"),
+        (on_head, "adapters on a head that linear_cross_entropy leaves out"),
+        (plan.parallel.data != DataParallel::None, "linear_cross_entropy on several GPUs"),
+    ];
+    let refused = refused.into_iter().filter(|(is, _)| *is);
+    refused.map(|(_, what)| Issue::new("recipe.loss", IssueKind::NotModelled { what: what.into() })).collect()
 }
 
 fn float8_issues(model: &dyn Model, plan: &Plan, capability: Option<Capability>) -> Vec<Issue> {

@@ -117,6 +117,19 @@ fn older_pytorch_is_predicted() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
+/// PyTorch's `linear_cross_entropy` in every precision, with its options (`further-linear-loss.jsonl`), and as drawn after the rules
+/// were written (`fresh-53.jsonl`): allocated peaks right to the byte, reserved ones to 1.5 %.
+#[test]
+fn linear_cross_entropy_is_predicted() {
+    for lines in [
+        include_str!("data/training-steps/further-linear-loss.jsonl"),
+        include_str!("data/training-steps/fresh-53.jsonl"),
+    ] {
+        let wrong = off(lines, [0.0, 0.015], [0.0; 2]);
+        assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    }
+}
+
 /// Preferences and rewards (`methods.jsonl`), drawn and measured after the rules were written: every allocated figure is
 /// right to the byte, the peaks of the phases beside the step among them, and every reserved one to 1.5 %.
 #[test]

@@ -12,6 +12,8 @@ pub const MAX_SEQ_LEN: u64 = 1 << 24;
 pub const MAX_GRAD_ACCUM: u64 = 1 << 20;
 /// The most pieces that the loss is computed in.
 pub const MAX_LOSS_CHUNKS: u64 = 1024;
+/// The most that the pieces of `linear_cross_entropy` are made smaller by.
+const MAX_ASPECT_RATIO: u64 = 64;
 
 impl Recipe {
     /// Everything that is wrong with the recipe by itself.
@@ -37,6 +39,17 @@ impl Recipe {
         }
         let (pieces, max) = match self.loss {
             Loss::Hf => (1, 1),
+            // Each piece is walked.
+            Loss::LinearCrossEntropy(options) => match (options.batch_chunk_size, options.aspect_ratio) {
+                (Some(rows), None) => {
+                    let pieces = self.micro_batch.saturating_mul(self.seq_len).checked_div(rows);
+                    (pieces.map_or(0, |pieces| pieces.max(1)), MAX_LOSS_CHUNKS)
+                }
+                (None, Some(ratio)) => (ratio, MAX_ASPECT_RATIO),
+                // PyTorch takes one of them.
+                (Some(_), Some(_)) => (0, MAX_ASPECT_RATIO),
+                (None, None) => (1, 1),
+            },
             Loss::Chunked(n) | Loss::ChunkedOutputs(n) => (n, MAX_LOSS_CHUNKS),
             Loss::LogitsToKeep(n) => (n, self.seq_len),
         };

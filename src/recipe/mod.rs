@@ -11,7 +11,7 @@ mod quantization;
 
 use serde::{Deserialize, Serialize};
 
-pub use activation::{Checkpointing, LigerKernel, Loss};
+pub use activation::{AccPolicy, Checkpointing, LigerKernel, LinearCrossEntropy, Loss};
 pub use adapter::{ALL_LINEAR, FloatName, Lora, LoraBias, MAX_LORA_RANK};
 pub use lengths::{Batching, Distribution, Lengths};
 pub use limits::{MAX_GRAD_ACCUM, MAX_LOSS_CHUNKS, MAX_MICRO_BATCH, MAX_SEQ_LEN};

@@ -245,6 +245,7 @@ impl Catalogue for English {
             Loss::Chunked(_) => "in pieces, each run again in backward",
             Loss::ChunkedOutputs(_) => "in pieces, all logits kept",
             Loss::LogitsToKeep(_) => "of the last tokens only",
+            Loss::LinearCrossEntropy(_) => "PyTorch’s linear_cross_entropy, in pieces",
         }
     }
 

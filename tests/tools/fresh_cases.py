@@ -2,7 +2,8 @@
 """Draws training steps that no rule has seen: one JSON line each, {"id", "case": {"model", "recipe", "device"}}.
 
     fresh_cases.py SEED [COUNT] [--into FOLDER]
-                   [--optimizers | --defined | --float8 | --adapters | --experts | --activations | --frozen]
+                   [--optimizers | --defined | --float8 | --adapters | --experts | --activations | --frozen |
+                   --linear-loss]
                    [--families NAME,NAME]
 
 The same seed draws the same cases everywhere. With --families those are drawn in turn instead of the usual ones, on cards
@@ -14,7 +15,7 @@ the plain cases do not have, with their options, optimizers in backward, weights
 of the weights; a for-loop RAdam runs as many steps as it takes to be rectified. --defined draws those
 that their authors' code defines alone. --float8 draws steps whose linear layers torchao has converted, on cards that
 have FP8. --adapters draws adapters for every case: LoRA's options, DoRA, quantised
-weights, loading. --activations draws every kind of checkpointing, ways to compute the loss, frozen parts and an evaluation.
+weights, loading. --linear-loss draws PyTorch's linear_cross_entropy with its options over causal language models. --activations draws every kind of checkpointing, ways to compute the loss, frozen parts and an evaluation.
 --frozen draws parts that are not trained, of --families that have names of their own for them. --experts draws adapters on the
 experts of mixtures: by their layers' names before transformers 5, as all linear layers, or by their parameters' names
 (`target_parameters`).
@@ -314,6 +315,24 @@ def activations(d, m, r):
         r.pop("sdpa_backend", None)
 
 
+def linear_loss(d):
+    """A case whose loss is PyTorch's `linear_cross_entropy`, with its options."""
+    drawn = case(d, family=d.weighted([(f, w) for f, w in FAMILIES.items() if f not in ENCODERS and f != "gemma2"]))
+    r = drawn["recipe"]
+    tokens = r["batch"] * r["seq"]
+    options = d.of([{}, {}, {"batch_chunk_size": d.whole(tokens // 40 + 1, tokens)}, {"aspect_ratio": d.whole(1, 6)}, {"reference": True}])
+    if "reference" not in options:
+        options |= d.of([{}, {}, {"acc_policy": d.of(["compact", "accurate"])}])
+        if r["precision"] == "pure_bf16" and d.chance(0.3):
+            options["acc_float32"] = True
+    r["loss"] = {"linear_cross_entropy": options}
+    if d.chance(0.2):
+        r["eval_after"] = True
+    if r["precision"] == "fp32" and d.chance(0.3):
+        r["precision"] = "pure_fp16"
+    return drawn
+
+
 def float8(d, family, sm):
     """A recipe as the plain ones, in BF16, with as many tokens as FP8 products take."""
     r = recipe(d, family, sm)
@@ -427,7 +446,8 @@ def option(args, name):
 
 
 def main():
-    args = [a for a in sys.argv[1:] if a not in ("--optimizers", "--defined", "--float8", "--adapters", "--experts", "--activations", "--frozen")]
+    args = [a for a in sys.argv[1:] if a not in ("--optimizers", "--defined", "--float8", "--adapters", "--experts", "--activations", "--frozen",
+                                            "--linear-loss")]
     into, families = option(args, "--into"), option(args, "--families")
     families = families.split(",") if families else [None]
     draw = further if "--optimizers" in sys.argv else experts if "--experts" in sys.argv else frozen if "--frozen" in sys.argv else recipe
@@ -444,6 +464,8 @@ def main():
             drawn = adapted(d)
         elif "--activations" in sys.argv:
             drawn = activated(d)
+        elif "--linear-loss" in sys.argv:
+            drawn = linear_loss(d)
         elif "--float8" in sys.argv:
             drawn = float8_case(d)
         else:

@@ -9,8 +9,9 @@ use vram_budget::machine::{CustomGpu, GpuChoice};
 use vram_budget::model::ModelSource;
 use vram_budget::plan::{Framework, PLAN_VERSION, Plan, Policy, Version};
 use vram_budget::recipe::{
-    Attention, Batching, Checkpointing, Distribution, Ema, FloatName, Lengths, LigerKernel, Load, Lora, LoraBias, Loss,
-    OptimizerImpl, OptimizerName, Precision, QuantKind, Quantization, Recipe, ScaleType, SdpaBackend, ZeroGrad,
+    Attention, Batching, Checkpointing, Distribution, Ema, FloatName, Lengths, LigerKernel, LinearCrossEntropy, Load,
+    Lora, LoraBias, Loss, OptimizerImpl, OptimizerName, Precision, QuantKind, Quantization, Recipe, ScaleType,
+    SdpaBackend, ZeroGrad,
 };
 use vram_budget::units::{Bytes, parse_bytes};
 use vram_budget::versions::TrainerDefaults;
@@ -109,8 +110,9 @@ pub(crate) struct PlanArgs {
     #[arg(long, value_name = "MODE", value_parser = numbered::<Checkpointing>, help_heading = "Recipe")]
     checkpointing: Option<Checkpointing>,
     /// How the loss is computed: hf, chunked=PIECES, chunked_outputs=PIECES,
-    /// logits_to_keep=TOKENS [default: hf]
-    #[arg(long, value_name = "HOW", value_parser = numbered::<Loss>, help_heading = "Recipe")]
+    /// logits_to_keep=TOKENS, or PyTorch's linear_cross_entropy in pieces that it chooses, of linear_cross_entropy=ROWS,
+    /// by its linear_cross_entropy=aspect_ratio:N, or at once: linear_cross_entropy=none [default: hf]
+    #[arg(long, value_name = "HOW", value_parser = loss, help_heading = "Recipe")]
     loss: Option<Loss>,
     /// Modules that are not trained, separated by commas, such as model.embed_tokens,model.layers.0
     #[arg(long, value_name = "NAMES", value_delimiter = ',', help_heading = "Recipe")]
@@ -280,6 +282,23 @@ pub(crate) fn numbered<T: DeserializeOwned>(text: &str) -> Result<T, String> {
         }
     };
     serde_json::from_value(value).map_err(|error| error.to_string())
+}
+
+/// A loss; `linear_cross_entropy` says how it is in pieces as PyTorch's arguments do.
+fn loss(text: &str) -> Result<Loss, String> {
+    let Some(how) = text.strip_prefix("linear_cross_entropy") else { return numbered(text) };
+    let mut options = LinearCrossEntropy::AUTO;
+    let number = |text: &str| text.parse().map(Some).map_err(|_| format!("`{text}` is not a whole number"));
+    match how.strip_prefix('=') {
+        None if how.is_empty() => {}
+        None => return numbered(text),
+        Some("none") => options.reference = true,
+        Some(how) => match how.strip_prefix("aspect_ratio:") {
+            Some(n) => options.aspect_ratio = number(n)?,
+            None => options.batch_chunk_size = number(how)?,
+        },
+    }
+    Ok(Loss::LinearCrossEntropy(options))
 }
 
 /// Where lengths come from.

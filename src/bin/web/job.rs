@@ -1,7 +1,9 @@
 //! The inputs.
 
 use vram_budget::recipe::parallel::DataParallel;
-use vram_budget::recipe::{Attention, Checkpointing, Loss, Optimizer, OptimizerImpl, OptimizerName, Precision};
+use vram_budget::recipe::{
+    Attention, Checkpointing, LinearCrossEntropy, Loss, Optimizer, OptimizerImpl, OptimizerName, Precision,
+};
 use vram_budget::text::{Label, Msg, Term};
 use vram_budget::view::{Action, Field, GpuPick, Panel, Pick, Trained, job};
 use yew::prelude::*;
@@ -482,7 +484,8 @@ fn checkpointing_row(store: &Handle) -> Html {
 }
 
 fn loss_row(store: &Handle) -> Html {
-    const ALL: &[Loss] = &[Loss::Hf, Loss::Chunked(4), Loss::Chunked(8), Loss::Chunked(16)];
+    const TORCH: Loss = Loss::LinearCrossEntropy(LinearCrossEntropy::AUTO);
+    const ALL: &[Loss] = &[Loss::Hf, Loss::Chunked(4), Loss::Chunked(8), Loss::Chunked(16), TORCH];
     let text = store.text();
     let chosen = store.0.draft.choices().recipe.loss;
     let all = listed(ALL, chosen);

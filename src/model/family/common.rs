@@ -7,7 +7,7 @@ use crate::bill::{Instant, Part};
 use crate::issue::{Issue, IssueKind};
 use crate::model::family::flash::attend_by_package;
 use crate::model::fields::Fields;
-use crate::recipe::{Attention, Checkpointing, LigerKernel, Loss, Recipe, SdpaBackend};
+use crate::recipe::{Attention, Checkpointing, LigerKernel, LinearCrossEntropy, Loss, Recipe, SdpaBackend};
 use crate::step::actors::CACHE;
 use crate::step::checkpoint::{Keeps, Layer, checkpointed, on_host, reentrant};
 use crate::step::ops::SdpaPath;
@@ -786,6 +786,7 @@ pub(super) fn causal_forward(
     });
     let hidden = hidden();
     let loss = match run.loss {
+        Loss::LinearCrossEntropy(options) => linear_cross_entropy(run, hidden, head, padded, options),
         Loss::LogitsToKeep(n) => last_tokens_loss(run, hidden, head, padded, n),
         Loss::Chunked(n) => chunked_loss(run, hidden, head, padded, n),
         Loss::ChunkedOutputs(n) => chunked_outputs_loss(run, hidden, head, &padded, n),
@@ -872,6 +873,31 @@ fn chunked_outputs_loss(run: &Run, hidden: Tensor, head: &Head<'_>, labels: &Ten
         }
         drop(logits);
         sum.map_or_else(|| t.scalar(Dtype::F32, "loss"), |sum| t.mul_scalar(&sum))
+    })
+}
+
+/// `linear_cross_entropy(hidden.flatten(0, 1), head.weight, labels.flatten(), linear_bias=head.bias, options=…)`.
+fn linear_cross_entropy(
+    run: &Run,
+    hidden: Tensor,
+    head: &Head<'_>,
+    labels: Tensor,
+    options: LinearCrossEntropy,
+) -> Tensor {
+    let t = &run.tape;
+    let rows = run.batch.times(run.seq);
+    t.enter(Instant::Loss);
+    t.scope("loss", || {
+        let flat = t.reshape(&hidden, &[rows, hidden.dim(2)]);
+        let labels_flat = t.reshape_raw(&labels, &[rows]);
+        let loss = if options.reference {
+            let logits = head.logits(t, &flat);
+            t.cross_entropy(&logits, &labels_flat)
+        } else {
+            t.linear_cross_entropy(&flat, head.weight, head.bias, &labels_flat, &options)
+        };
+        drop((labels_flat, flat, labels, hidden));
+        loss
     })
 }
 

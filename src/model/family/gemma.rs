@@ -343,7 +343,9 @@ impl Model for Gemma {
             let what = "sdpa attention in Gemma 2, which transformers runs eager".into();
             return vec![Issue::new("recipe.attention", IssueKind::NotModelled { what })];
         }
-        if self.logits_cap && matches!(recipe.loss, Loss::Chunked(_) | Loss::ChunkedOutputs(_)) {
+        if self.logits_cap
+            && matches!(recipe.loss, Loss::Chunked(_) | Loss::ChunkedOutputs(_) | Loss::LinearCrossEntropy(_))
+        {
             let what = "a loss in pieces over logits that are capped".into();
             return vec![Issue::new("recipe.loss", IssueKind::NotModelled { what })];
         }

@@ -15,6 +15,7 @@ mod fused_4bit;
 mod fused_head;
 mod image;
 mod liger;
+mod linear_cross_entropy;
 mod logits;
 mod loss;
 mod math_attention;

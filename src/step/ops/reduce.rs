@@ -41,8 +41,13 @@ impl Tape {
     pub(crate) fn largest(&self, x: &Shape, dtype: Dtype) -> Tensor {
         let none = Shape::new(&[]);
         let out = self.temp(none, dtype, "largest value");
-        self.reduce_pieces(Iter { accumulator: dtype.bytes(), ..Iter::new(x, &none, dtype.bytes()) });
+        self.reduce_into(x, &none, dtype);
         out
+    }
+
+    /// A reduction of a tensor of sizes `x` in its own dtype, whose result is written where it is told.
+    pub(crate) fn reduce_into(&self, x: &Shape, sizes: &Shape, dtype: Dtype) {
+        self.reduce_pieces(Iter { accumulator: dtype.bytes(), ..Iter::new(x, sizes, dtype.bytes()) });
     }
 
     /// How many of a boolean tensor of these sizes are true: it is summed as 64-bit integers, a cast of it.

@@ -56,6 +56,7 @@ impl ReconcileCatalogue for English {
             Change::Loss(Loss::Hf) => "the logits of all tokens at once".into(),
             Change::Loss(Loss::Chunked(n)) => format!("the loss in {n} pieces"),
             Change::Loss(Loss::ChunkedOutputs(n)) => format!("the logits in {n} pieces"),
+            Change::Loss(Loss::LinearCrossEntropy(_)) => "PyTorch’s linear_cross_entropy".into(),
             Change::Loss(Loss::LogitsToKeep(n)) => format!("the logits of the last {n} tokens"),
             Change::Liger(yes) => yes_no(yes, "Liger’s kernels", "no kernels of Liger’s"),
             Change::KeepOutputs(yes) => {
