@@ -17,6 +17,7 @@ use crate::issue::{Issue, IssueKind};
 use crate::machine::{Capability, Hardware};
 use crate::model::{Model, ModelSource, ReadModel, presets, read_config};
 use crate::plan::{Framework, Plan, Version};
+use crate::recipe::optimizer::adam_mini;
 use crate::recipe::parallel::DataParallel;
 use crate::recipe::{Attention, Checkpointing, FloatName, LigerKernel, Loss, Method, Precision, SdpaBackend};
 use crate::rule_of_thumb::{Thumb, rule_of_thumb};
@@ -152,6 +153,7 @@ impl Job {
             }
             issues.extend(crate::step::freeze::issues(read.model.as_ref(), &plan.recipe));
             if plan.recipe.loss != Loss::Hf && !read.model.is_causal_lm() {
+            issues.extend(adam_mini::issues(read.model.as_ref(), &plan.recipe, &plan.parallel));
                 let what = format!("another way to compute the loss of {}", read.model.family());
                 issues.push(Issue::new("recipe.loss", IssueKind::NotModelled { what }));
             }

@@ -40,10 +40,9 @@ fn states_and_step_peaks_are_as_measured() {
         *seen.entry(format!("{:?}", optimizer.name)).or_default() += 1;
         let state = bytes(&case, ReadingName::OptimizerState).unwrap();
         // The plain cases' sum counts bitsandbytes' two shared maps, of 2 KiB together, once for each tensor that uses
-        // them; that of GaLore counts the view of a projection, not all singular vectors, which the view keeps alive. Adam-mini
-        // has a second moment for each head of queries and keys, and the prediction one for each row.
+        // them; that of GaLore counts the view of a projection, not all singular vectors, which the view keeps alive.
         let shared = if optimizer.name == OptimizerName::AdamW8bit { MAPS } else { u64::MAX };
-        let comparable = !matches!(optimizer.name, OptimizerName::GaLoreAdamW | OptimizerName::AdamMini);
+        let comparable = optimizer.name != OptimizerName::GaLoreAdamW;
         let counted_again = state.checked_sub(readings.optimizer_state.get());
         if comparable && counted_again.is_none_or(|n| n % shared != 0 || n / MAPS > 1000) {
             wrong.push(format!("{}: {} B of state, measured {state}", case.id, readings.optimizer_state.get()));

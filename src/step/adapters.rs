@@ -182,6 +182,14 @@ pub(crate) fn trained_shapes(model: &dyn Model, recipe: &Recipe) -> Vec<Shape> {
     shapes
 }
 
+/// What is trained of the model, and beside it: the parameter that it is, or stands beside, and its sizes.
+pub(crate) fn trained_parts(model: &dyn Model, recipe: &Recipe) -> Vec<(usize, Shape)> {
+    let Some(lora) = &recipe.lora else { return trained_parameters(model, recipe) };
+    let parameters = model.parameters();
+    let part = |(t, r): &Ranked| Some((t.of(), t.shape(*r, &parameters.get(t.of())?.shape, in_out(model))));
+    trained(model, lora).iter().filter_map(part).collect()
+}
+
 /// The sizes of what `lora` trains: of the pairs, and of what else it says.
 pub(crate) fn adapter_shapes(model: &dyn Model, lora: &Lora) -> Vec<Shape> {
     let parameters = model.parameters();

@@ -114,6 +114,8 @@ pub(crate) struct Leaf {
     pub(crate) table: Cell<Table>,
     /// Whether it is a linear layer's weight that lies [in, out].
     pub(crate) lies_in_out: Cell<bool>,
+    /// The sizes of Adam-mini's second moments of it.
+    pub(crate) second_moments: Cell<Option<Shape>>,
     /// How tensor-parallel ranks split it.
     pub(crate) split: Cell<Option<Split>>,
     /// The function whose view it is, where it is one of a larger tensor: its gradient goes there.
@@ -252,6 +254,7 @@ impl Tensor {
             frozen: Cell::new(false),
             table: Cell::default(),
             lies_in_out: Cell::default(),
+            second_moments: Cell::default(),
             split: Cell::default(),
             through: RefCell::default(),
             adapter: RefCell::default(),

@@ -10,7 +10,7 @@ use std::rc::Rc;
 use crate::bill::{Instant, Part};
 use crate::model::family::{Built, Model, Parameter, Run};
 use crate::plan::Plan;
-use crate::recipe::optimizer::{Slots, by_dtype};
+use crate::recipe::optimizer::{Slots, adam_mini, by_dtype};
 use crate::recipe::parallel::DataParallel;
 use crate::recipe::{Ema, OptimizerImpl, Precision, Recipe, ZeroGrad};
 use crate::step::actors::Actors;
@@ -253,6 +253,15 @@ fn run(
     };
     let actors = Actors::of(&tape, model, recipe, precision, whole.warm_up);
     let mut trained = trained;
+    if recipe.optimizer.name == OptimizerName::AdamMini {
+        let (head, names) = (adam_mini::head_elements(model), model.parameter_names());
+        for ((at, shape), of) in adapters::trained_parts(model, recipe).into_iter().zip(&trained) {
+            let name = names.get(at).map_or("", String::as_str);
+            if let Some(leaf) = of.leaf() {
+                leaf.second_moments.set(adam_mini::second_moments(name, &shape, head));
+            }
+        }
+    }
     trained.extend(actors.iter().flat_map(Actors::trained).cloned());
     let mut job = Loop::new(&tape, built.as_ref(), &trained, whole, recipe, precision);
     job.actors = actors;

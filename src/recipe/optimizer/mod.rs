@@ -2,7 +2,7 @@
 
 mod adafactor;
 mod adafactor_hf;
-mod adam_mini;
+pub(crate) mod adam_mini;
 mod bitsandbytes;
 mod came;
 mod elementwise;
