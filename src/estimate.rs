@@ -107,6 +107,8 @@ pub enum Note {
     Compiled,
     /// The framework's rules were read in its code; no step of it was measured here.
     ReadNotMeasured,
+    /// Transformer Engine's rules were read in its code; no step of it was measured here.
+    TransformerEngineRead,
     /// The allocator has not been replayed: allocated memory is at least what is said, reserved memory is not known.
     NotReplayed,
 }
@@ -151,9 +153,9 @@ impl Job {
                 let capability = hardware.as_ref().and_then(|hardware| hardware.capability);
                 issues.extend(flash_package_issues(read.model.as_ref(), plan, capability));
             }
+            issues.extend(adam_mini::issues(read.model.as_ref(), &plan.recipe, &plan.parallel));
             issues.extend(crate::step::freeze::issues(read.model.as_ref(), &plan.recipe));
             if plan.recipe.loss != Loss::Hf && !read.model.is_causal_lm() {
-            issues.extend(adam_mini::issues(read.model.as_ref(), &plan.recipe, &plan.parallel));
                 let what = format!("another way to compute the loss of {}", read.model.family());
                 issues.push(Issue::new("recipe.loss", IssueKind::NotModelled { what }));
             }
@@ -166,8 +168,10 @@ impl Job {
             issues.extend(crate::step::parallel::refusals(read.model.as_ref(), plan));
             issues.extend(crate::step::megatron::refusals(read.model.as_ref(), plan));
             issues.extend(crate::step::actors::issues(read.model.as_ref(), plan));
+            let capability = hardware.as_ref().and_then(|hardware| hardware.capability);
+            issues.extend(crate::step::transformer_engine::issues(read.model.as_ref(), plan, capability));
             if plan.recipe.float8 {
-                issues.extend(float8_issues(read.model.as_ref(), plan, hardware.as_ref().and_then(|h| h.capability)));
+                issues.extend(float8_issues(read.model.as_ref(), plan, capability));
             }
             if let Some(lora) = &plan.recipe.lora {
                 issues.extend(crate::step::adapters::issues(
@@ -479,6 +483,9 @@ fn quick_of(plan: &Plan, job: &Job, precision: Precision) -> Result<Estimate, Ve
     }
     if plan.recipe.compile {
         notes.push(Note::Compiled);
+    }
+    if plan.recipe.float8_te.is_some() {
+        notes.push(Note::TransformerEngineRead);
     }
     if matches!(plan.parallel.data, DataParallel::Megatron(_)) {
         notes.push(Note::ReadNotMeasured);

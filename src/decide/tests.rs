@@ -180,6 +180,15 @@ fn what_depends_on_how_far_the_gpu_lags_never_fits() {
 }
 
 #[test]
+fn what_was_only_read_never_fits() {
+    let mut plan = plan(300);
+    plan.recipe.float8_te = Some(crate::recipe::Float8Scaling::Delayed);
+    assert_eq!(verdict(&plan, Some(22)), (VerdictKind::CannotTell, Reason::Unknown(Fact::Unmeasured)));
+    plan.machine.gpu = self::plan(20).machine.gpu;
+    assert_eq!(verdict(&plan, Some(22)).0, VerdictKind::DoesNotFit);
+}
+
+#[test]
 fn an_unknown_precision_decides_nothing_where_the_candidates_differ() {
     let walk = |plan: &Plan| match plan.recipe.precision {
         Some(Precision::PureBf16) => Ok(estimate([2, 2, 4, 1, 1], Some(10))),

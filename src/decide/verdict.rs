@@ -124,6 +124,8 @@ pub enum Fact {
     RealRecipe,
     /// What a compiled step keeps and takes.
     Compiled,
+    /// What a step with Transformer Engine takes, of which none was measured.
+    Unmeasured,
     /// How far the GPU lags behind its host: memory in use on another stream is held until then.
     DeviceLag,
 }
@@ -227,6 +229,10 @@ fn decide(numbers: &Numbers, gpu_named: bool, in_use: Bytes, plan: &Plan) -> (Ve
     // Compiled, and seen to take a fifth more than is walked.
     if matches!(&parallel.data, DataParallel::Megatron(options) if options.cross_entropy == MegatronLoss::Native) {
         return unknown(Fact::Compiled);
+    }
+    // Read in its code alone.
+    if recipe.float8_te.is_some() {
+        return unknown(Fact::Unmeasured);
     }
     // Walked as if every event had passed; a GPU that lags has been seen to reserve up to 1.6 times as much.
     if parallel.data.waits_on_events() {

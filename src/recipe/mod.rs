@@ -18,7 +18,7 @@ pub use limits::{MAX_GRAD_ACCUM, MAX_LOSS_CHUNKS, MAX_MICRO_BATCH, MAX_SEQ_LEN};
 pub use method::{Dpo, Method, Pairs, Ppo, Reference, Rollout, Vllm};
 pub use optimizer::{Optimizer, OptimizerImpl, OptimizerName, ScaleType};
 pub use parallel::Parallel;
-pub use quantization::{Load, QuantKind, Quantization};
+pub use quantization::{Float8Scaling, Load, QuantKind, Quantization};
 
 /// A training recipe for one GPU. Field names and values are those of the reference cases.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -58,6 +58,10 @@ pub struct Recipe {
     /// tensor (`convert_to_float8_training`).
     #[serde(skip_serializing_if = "core::ops::Not::not")]
     pub float8: bool,
+    /// Transformer Engine's FP8 products of linear layers, the head's among them, under its `fp8_autocast` (accelerate's
+    /// `convert_model`). Read and not measured: no verdict says that such a step fits.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub float8_te: Option<Float8Scaling>,
     /// `torch.compile` in its default mode. The walk is the eager step's all the same: no verdict rests on it.
     #[serde(skip_serializing_if = "core::ops::Not::not")]
     pub compile: bool,
@@ -114,6 +118,7 @@ impl Default for Recipe {
             grad_accum: 1,
             lora: None,
             float8: false,
+            float8_te: None,
             compile: false,
             ema: None,
             quantization: None,

@@ -40,6 +40,21 @@ const fn yes() -> bool {
     true
 }
 
+/// How Transformer Engine scales what its FP8 products are of (its recipes of these names).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum Float8Scaling {
+    /// By the largest values of earlier steps (`DelayedScaling`), accelerate's default.
+    Delayed,
+    /// By the largest value at hand (`Float8CurrentScaling`).
+    Current,
+    /// A scale for every 32 elements (`MXFP8BlockScaling`).
+    Mxfp8,
+    /// Weights that are FP8 themselves (`fp8_model_init`): not modelled.
+    PrimaryWeights,
+}
+
 /// How the model gets onto the device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]

@@ -24,3 +24,4 @@ pub mod shape;
 pub mod tape;
 pub mod tensor;
 pub mod train;
+pub(crate) mod transformer_engine;

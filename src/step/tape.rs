@@ -6,7 +6,7 @@ use core::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use crate::bill::{Instant, Part};
-use crate::recipe::LigerKernel;
+use crate::recipe::{Float8Scaling, LigerKernel};
 use crate::step::autograd::Node;
 use crate::step::checkpoint::Hooks;
 use crate::step::log::{Belongs, Event, Log, Mark, Stream, Sync};
@@ -91,6 +91,7 @@ pub(crate) struct State {
     /// Parameters that are on the device already, by their place among the model's.
     supplied: RefCell<Vec<Tensor>>,
     float8: Cell<bool>,
+    transformer_engine: Cell<Option<Float8Scaling>>,
     /// Which of Liger's kernels run, one bit each.
     liger: Cell<u8>,
     pinned: RefCell<Vec<Pinned>>,
@@ -142,6 +143,7 @@ impl Tape {
             parameters: Cell::new(PARAMETER),
             supplied: RefCell::default(),
             float8: Cell::new(false),
+            transformer_engine: Cell::new(None),
             liger: Cell::new(0),
             pinned: RefCell::default(),
             training: Cell::new(true),
@@ -377,6 +379,15 @@ impl Tape {
     /// over frozen weights are run backward.
     pub(crate) fn set_inputs_need_grad(&self, on: bool) {
         self.0.inputs_need_grad.set(on);
+    }
+
+    /// `convert_model`: linear layers are Transformer Engine's, under its `fp8_autocast`.
+    pub(crate) fn convert_to_te(&self, scaling: Option<Float8Scaling>) {
+        self.0.transformer_engine.set(scaling);
+    }
+
+    pub(crate) fn transformer_engine(&self) -> Option<Float8Scaling> {
+        self.0.transformer_engine.get()
     }
 
     /// `convert_to_float8_training`: linear layers run their products in FP8.

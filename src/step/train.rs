@@ -12,7 +12,7 @@ use crate::model::family::{Built, Model, Parameter, Run};
 use crate::plan::Plan;
 use crate::recipe::optimizer::{Slots, adam_mini, by_dtype};
 use crate::recipe::parallel::DataParallel;
-use crate::recipe::{Ema, OptimizerImpl, Precision, Recipe, ZeroGrad};
+use crate::recipe::{Ema, OptimizerImpl, OptimizerName, Precision, Recipe, ZeroGrad};
 use crate::step::actors::Actors;
 use crate::step::autograd::backward;
 use crate::step::log::{Event, Mark, Phase, TensorInfo};
@@ -230,6 +230,7 @@ fn run(
     parallel::tp::parallelize(&tape, model, built.as_ref(), plan);
     tape.supply(Vec::new());
     tape.convert_to_float8(recipe.float8);
+    tape.convert_to_te(recipe.float8_te);
     tape.fuse(&recipe.liger);
     let buffer = |n: u64| tape.empty(Shape::new(&[Dim::plain(n)]), Dtype::U8, Part::Weights, "buffer");
     let mut buffers: Vec<Tensor> = loaded.unwrap_or_else(|| {
@@ -245,14 +246,13 @@ fn run(
     }
     let recomputes = recipe.checkpointing.recomputes_one_in().is_some();
     tape.set_inputs_need_grad(recomputes && (recipe.lora.is_some() || !recipe.freeze.is_empty()));
+    let engine = tape.te_state(built.weights());
     let wrapped = parallel::wrap(&tape, model, built.as_ref(), plan, weights);
     let trained = match (wrapped, &recipe.lora) {
         (Some(trained), _) => trained,
         (None, None) => freeze::trained(model, recipe, built.weights()),
         (None, Some(lora)) => adapters::attach(&tape, model, lora, built.weights()),
     };
-    let actors = Actors::of(&tape, model, recipe, precision, whole.warm_up);
-    let mut trained = trained;
     if recipe.optimizer.name == OptimizerName::AdamMini {
         let (head, names) = (adam_mini::head_elements(model), model.parameter_names());
         for ((at, shape), of) in adapters::trained_parts(model, recipe).into_iter().zip(&trained) {
@@ -262,6 +262,8 @@ fn run(
             }
         }
     }
+    let actors = Actors::of(&tape, model, recipe, precision, whole.warm_up);
+    let mut trained = trained;
     trained.extend(actors.iter().flat_map(Actors::trained).cloned());
     let mut job = Loop::new(&tape, built.as_ref(), &trained, whole, recipe, precision);
     job.actors = actors;
@@ -296,7 +298,7 @@ fn run(
     let on_host = tape.0.log.take_host();
     let (events, tensors) = tape.0.log.take();
     // What is torn down after the last step belongs to no step.
-    drop(buffers);
+    drop((buffers, engine));
     drop(built);
     tape.drop_workspaces();
     let walk = Walk { events, tensors, repeats: 0, middle: 0, on_host: Bytes(on_host.iter().sum()) };

@@ -343,6 +343,9 @@ impl Catalogue for English {
             Fact::DeviceLag => {
                 "how far the GPU lags behind its host, as this wrapper holds memory until the GPU is done with it; these figures are those of a GPU that keeps up"
             }
+            Fact::Unmeasured => {
+                "what such a step was measured to take, as Transformer Engine’s rules are read in its code and no step of it was measured here"
+            }
             Fact::Compiled => "what the compiled step keeps and takes, of which these figures are not",
             Fact::RealRecipe => "the precision recipe that the framework really runs; the rule of thumb is none",
         }
@@ -412,6 +415,9 @@ impl Catalogue for English {
             }
             Note::MicroBatchesAlike => {
                 "The first micro-batches are walked; the further ones are taken to be as the last of them."
+            }
+            Note::TransformerEngineRead => {
+                "Transformer Engine’s FP8: its rules are read in its code (2.19); no step of it was measured, so that no answer here is “fits”"
             }
             Note::ReadNotMeasured => {
                 "Megatron-LM's rules are read in its code and held against published figures; no step of it was measured here"

@@ -43,7 +43,7 @@ impl PickCatalogue for English {
             }
             Pick::Quantizer => "How bitsandbytes keeps the frozen weights of linear layers.",
             Pick::Float8 => {
-                "torchao’s float8 training: products in 8 bits with a scale per tensor; it needs Hopper, Ada or newer."
+                "Products in 8 bits (Hopper, Ada or newer): torchao casts for each one, with a scale per tensor; Transformer Engine keeps FP8 copies of inputs and weights for backward and is read, not measured."
             }
             Pick::Kernels => "Liger’s kernels hold less for backward; its fused head and loss never holds all logits.",
             Pick::Compile => "Figures are those of the eager step, and no verdict rests on them.",
@@ -86,6 +86,9 @@ impl PickCatalogue for English {
             Alternative::Int8 => "LLM.int8()",
             Alternative::NoFloat8 | Alternative::Eager => "no",
             Alternative::Float8 => "torchao float8",
+            Alternative::TeDelayed => "Transformer Engine, delayed scaling",
+            Alternative::TeCurrent => "Transformer Engine, current scaling",
+            Alternative::TeMxfp8 => "Transformer Engine, MXFP8",
             Alternative::NoKernels => "none",
             Alternative::Liger => "Liger",
             Alternative::LigerLoss => "Liger’s head and loss",

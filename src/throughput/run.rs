@@ -45,7 +45,8 @@ impl Stack {
 }
 
 impl Run {
-    /// How `recipe` runs. `None`: its precision is not known, or none that a framework runs.
+    /// How `recipe` runs. `None`: its precision is not known, or none that a framework runs; or its products are Transformer
+    /// Engine's.
     #[must_use]
     pub fn of(work: &Work, recipe: &Recipe) -> Option<Self> {
         match &work.megatron {
@@ -86,6 +87,9 @@ impl Run {
     #[expect(clippy::cast_precision_loss, reason = "a time is no exact figure")]
     fn of_recipe(work: &Work, recipe: &Recipe) -> Option<Self> {
         let precision = recipe.precision?;
+        if recipe.float8_te.is_some() {
+            return None;
+        }
         let compute = Compute::of(precision)?;
         let net = &work.net;
         let held = net.products.iter().map(super::Product::parameters).sum::<f64>() + net.head() + net.looked_up;

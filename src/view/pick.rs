@@ -4,8 +4,8 @@
 use crate::plan::Plan;
 use crate::recipe::parallel::{DataParallel, Ddp, DeepSpeed, Dp, Fsdp1, Fsdp2, Megatron};
 use crate::recipe::{
-    Batching, Distribution, Dpo, Ema, FloatName, Lengths, LigerKernel, Load, Method, Pairs, Ppo, Precision, QuantKind,
-    Reference, Rollout, Vllm,
+    Batching, Distribution, Dpo, Ema, Float8Scaling, FloatName, Lengths, LigerKernel, Load, Method, Pairs, Ppo,
+    Precision, QuantKind, Reference, Rollout, Vllm,
 };
 
 /// A list to choose from.
@@ -88,6 +88,12 @@ pub enum Alternative {
     NoFloat8,
     /// torchao's float8.
     Float8,
+    /// Transformer Engine's, by delayed scaling.
+    TeDelayed,
+    /// Transformer Engine's, by current scaling.
+    TeCurrent,
+    /// Transformer Engine's MXFP8.
+    TeMxfp8,
     /// transformers' own code.
     NoKernels,
     /// What Liger applies unless told otherwise.
@@ -191,7 +197,7 @@ impl Pick {
             }
             Self::Method => &[A::NextToken, A::Dpo, A::DpoPrecomputed, A::Reward, A::Grpo, A::GrpoVllm, A::Ppo],
             Self::Quantizer => &[A::Nf4Double, A::Nf4, A::Fp4, A::Int8],
-            Self::Float8 => &[A::NoFloat8, A::Float8],
+            Self::Float8 => &[A::NoFloat8, A::Float8, A::TeDelayed, A::TeCurrent, A::TeMxfp8],
             Self::Kernels => &[A::NoKernels, A::Liger, A::LigerLoss],
             Self::Compile => &[A::Eager, A::Compiled],
             Self::Loading => &[A::Built, A::Pretrained],
@@ -276,8 +282,11 @@ impl Alternative {
             Self::Nf4 => quantizer(plan, QuantKind::Nf4, false),
             Self::Fp4 => quantizer(plan, QuantKind::Fp4, false),
             Self::Int8 => quantizer(plan, QuantKind::Int8, false),
-            Self::NoFloat8 => recipe.float8 = false,
-            Self::Float8 => recipe.float8 = true,
+            Self::NoFloat8 => (recipe.float8, recipe.float8_te) = (false, None),
+            Self::Float8 => (recipe.float8, recipe.float8_te) = (true, None),
+            Self::TeDelayed => (recipe.float8, recipe.float8_te) = (false, Some(Float8Scaling::Delayed)),
+            Self::TeCurrent => (recipe.float8, recipe.float8_te) = (false, Some(Float8Scaling::Current)),
+            Self::TeMxfp8 => (recipe.float8, recipe.float8_te) = (false, Some(Float8Scaling::Mxfp8)),
             Self::NoKernels => recipe.liger.clear(),
             Self::Liger => recipe.liger = LigerKernel::DEFAULT.into(),
             Self::LigerLoss => recipe.liger = vec![LigerKernel::FusedLinearCrossEntropy],

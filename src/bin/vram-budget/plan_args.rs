@@ -9,9 +9,9 @@ use vram_budget::machine::{CustomGpu, GpuChoice};
 use vram_budget::model::ModelSource;
 use vram_budget::plan::{Framework, PLAN_VERSION, Plan, Policy, Version};
 use vram_budget::recipe::{
-    Attention, Batching, Checkpointing, Distribution, Ema, FloatName, Lengths, LigerKernel, LinearCrossEntropy, Load,
-    Lora, LoraBias, Loss, OptimizerImpl, OptimizerName, Precision, QuantKind, Quantization, Recipe, ScaleType,
-    SdpaBackend, ZeroGrad,
+    Attention, Batching, Checkpointing, Distribution, Ema, Float8Scaling, FloatName, Lengths, LigerKernel,
+    LinearCrossEntropy, Load, Lora, LoraBias, Loss, OptimizerImpl, OptimizerName, Precision, QuantKind, Quantization,
+    Recipe, ScaleType, SdpaBackend, ZeroGrad,
 };
 use vram_budget::units::{Bytes, parse_bytes};
 use vram_budget::versions::TrainerDefaults;
@@ -89,6 +89,11 @@ pub(crate) struct PlanArgs {
     /// Runs the products of linear layers in FP8, as torchao does eagerly
     #[arg(long, help_heading = "Recipe")]
     float8: bool,
+    /// Runs the products of linear layers in FP8, as Transformer Engine does with this scaling (accelerate's convert_model);
+    /// read in its code and not measured: no answer is "fits"
+    #[arg(long, value_name = "SCALING", value_parser = named::<Float8Scaling>(
+        &["delayed", "current", "mxfp8", "primary_weights"]), conflicts_with = "float8", help_heading = "Recipe")]
+    float8_te: Option<Float8Scaling>,
     /// Runs under torch.compile in its default mode: shown by the eager step, without a verdict
     #[arg(long, help_heading = "Recipe")]
     compile: bool,
@@ -418,6 +423,7 @@ impl PlanArgs {
         recipe.optimizer.in_backward |= self.optimizer_in_backward;
         replace(&mut recipe.optimizer.rank, self.optimizer_rank);
         recipe.float8 |= self.float8;
+        replace(&mut recipe.float8_te, self.float8_te);
         recipe.compile |= self.compile;
         replace(&mut recipe.ema, self.ema);
         set(&mut recipe.optimizer.scale_type, self.scale_type);

@@ -13,5 +13,5 @@ fn change(situation: &Situation<'_>) -> Option<Plan> {
     let recipe = &situation.plan.recipe;
     let narrow = matches!(recipe.precision, Some(Precision::AmpBf16 | Precision::PureBf16));
     let has_it = situation.hardware.capability.is_some_and(|capability| capability >= Capability(8, 9));
-    situation.with(narrow && has_it && !recipe.float8, |plan| plan.recipe.float8 = true)
+    situation.with(narrow && has_it && !recipe.float8 && recipe.float8_te.is_none(), |plan| plan.recipe.float8 = true)
 }

@@ -41,6 +41,9 @@ impl Tape {
             if let Some(out) = parallel::own_linear(self, x, weight, bias) {
                 return out;
             }
+            if let Some(scaling) = self.converted(weight) {
+                return self.te_linear(x, weight, scaling);
+            }
             if self.is_float8(weight) {
                 return self.float8_linear(x, weight, bias);
             }
