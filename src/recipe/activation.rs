@@ -201,4 +201,17 @@ mod tests {
         assert_eq!(rows(size), [300, 300, 300, 5, 300]);
         assert_eq!(rows(accurate), [256, 16, 640, 5, 4096]);
     }
+
+    #[test]
+    fn rows_are_chosen_in_one_way() {
+        let issues = |batch_chunk_size, aspect_ratio| {
+            let options = LinearCrossEntropy { batch_chunk_size, aspect_ratio, ..LinearCrossEntropy::AUTO };
+            crate::recipe::Recipe { loss: Loss::LinearCrossEntropy(options), ..Default::default() }.issues().len()
+        };
+        let found = [issues(None, None), issues(Some(64), None), issues(None, Some(2))];
+        assert_eq!(
+            (found, issues(Some(0), None), issues(None, Some(65)), issues(Some(64), Some(2))),
+            ([0; 3], 1, 1, 1)
+        );
+    }
 }

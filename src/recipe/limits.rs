@@ -1,7 +1,7 @@
 //! The ranges within which a recipe is walked, and the checks that need no model.
 
 use crate::issue::{Issue, IssueKind};
-use crate::recipe::{Checkpointing, Ema, Loss, MAX_LORA_RANK, OptimizerName, Precision, Recipe};
+use crate::recipe::{Checkpointing, Ema, LinearCrossEntropy, Loss, MAX_LORA_RANK, OptimizerName, Precision, Recipe};
 use crate::step::ops::FLOAT8_MULTIPLE;
 
 /// The most sequences per micro-batch.
@@ -40,21 +40,25 @@ impl Recipe {
         let (pieces, max) = match self.loss {
             Loss::Hf => (1, 1),
             // Each piece is walked.
-            Loss::LinearCrossEntropy(options) => match (options.batch_chunk_size, options.aspect_ratio) {
-                (Some(rows), None) => {
-                    let pieces = self.micro_batch.saturating_mul(self.seq_len).checked_div(rows);
-                    (pieces.map_or(0, |pieces| pieces.max(1)), MAX_LOSS_CHUNKS)
-                }
-                (None, Some(ratio)) => (ratio, MAX_ASPECT_RATIO),
-                // PyTorch takes one of them.
-                (Some(_), Some(_)) => (0, MAX_ASPECT_RATIO),
-                (None, None) => (1, 1),
-            },
+            Loss::LinearCrossEntropy(LinearCrossEntropy { batch_chunk_size: Some(rows), .. }) => {
+                let pieces = self.micro_batch.saturating_mul(self.seq_len).checked_div(rows);
+                (pieces.map_or(0, |pieces| pieces.max(1)), MAX_LOSS_CHUNKS)
+            }
+            Loss::LinearCrossEntropy(options) => (options.aspect_ratio.unwrap_or(1), MAX_ASPECT_RATIO),
             Loss::Chunked(n) | Loss::ChunkedOutputs(n) => (n, MAX_LOSS_CHUNKS),
             Loss::LogitsToKeep(n) => (n, self.seq_len),
         };
         if !(1..=max).contains(&pieces) {
             issues.push(Issue::new("recipe.loss", IssueKind::OutOfRange { min: 1, max, found: pieces.to_string() }));
+        }
+        if let Loss::LinearCrossEntropy(LinearCrossEntropy {
+            batch_chunk_size: Some(rows),
+            aspect_ratio: Some(_),
+            ..
+        }) = self.loss
+        {
+            let expected = "batch_chunk_size or aspect_ratio: PyTorch takes one of them".into();
+            issues.push(Issue::new("recipe.loss", IssueKind::NotA { expected, found: format!("both, {rows} rows") }));
         }
         if !self.packed.is_empty() {
             let sum = self.packed.iter().fold(0_u64, |all, n| all.saturating_add(*n));
