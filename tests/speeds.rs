@@ -57,7 +57,7 @@ fn published_speeds_are_predicted() {
     for rows in [&rows, &believed] {
         let factor = |row: &&&Value| Some(row["published_seconds"].as_f64()? / row["predicted_seconds"].as_f64()?);
         let factors: Vec<f64> = rows.iter().filter_map(|row| factor(&row)).collect();
-        let inside = factors.iter().filter(|f| (0.7..=1.4).contains(*f)).count();
+        let inside = factors.iter().filter(|f| (0.72..=1.4).contains(*f)).count();
         assert!(inside * 10 >= factors.len() * 9, "{inside} of {}", factors.len());
     }
 }
