@@ -149,6 +149,7 @@ impl Job {
             }
             issues.extend(liger_issues(read.model.as_ref(), plan));
             issues.extend(packed_issues(read.model.as_ref(), plan));
+            issues.extend(padded_issues(read.model.as_ref(), plan));
             if plan.recipe.attention == Some(Attention::FlashAttention2) {
                 let capability = hardware.as_ref().and_then(|hardware| hardware.capability);
                 issues.extend(flash_package_issues(read.model.as_ref(), plan, capability));
@@ -258,7 +259,7 @@ fn liger_issues(model: &dyn Model, plan: &Plan) -> Vec<Issue> {
     let on_head = recipe.lora.as_ref().is_some_and(|lora| lora.targets.iter().any(|name| name == "lm_head"));
     refuse(fused && on_head, "adapters on a head that Liger's fused cross-entropy leaves out");
     let prepared = recipe.quantization.as_ref().is_some_and(|quantization| quantization.prepare);
-    let autocast = matches!(recipe.precision, Some(Precision::AmpBf16 | Precision::AmpFp16));
+    let autocast = matches!(recipe.precision, Some(Precision::AmpBf16 | Precision::Bf16Autocast | Precision::AmpFp16));
     refuse(prepared && !autocast, "Liger's kernels over FP32 norms without autocast");
     wrong.into_iter().map(|what| Issue::new("recipe.liger", IssueKind::NotModelled { what })).collect()
 }
@@ -327,6 +328,24 @@ fn packed_issues(model: &dyn Model, plan: &Plan) -> Vec<Issue> {
         refuse("recipe.packed", "packed sequences with transformers before 5".into());
     }
     issues
+}
+
+/// What is not modelled of sequences of several lengths in one micro-batch.
+fn padded_issues(model: &dyn Model, plan: &Plan) -> Vec<Issue> {
+    let recipe = &plan.recipe;
+    if !recipe.padded {
+        return Vec::new();
+    }
+    let mut wrong = Vec::new();
+    let mut refuse = |when: bool, what: &str| wrong.extend(when.then(|| what.to_owned()));
+    let family = format!("padded sequences in the family {}, or with windows of attention", model.family());
+    refuse(model.scored().is_none(), &family);
+    refuse(!recipe.packed.is_empty(), "padding beside packed sequences");
+    refuse(recipe.method.is_some(), "padding apart from what preference or reinforcement learning says of it");
+    refuse(recipe.sdpa_backend.is_some(), "padded sequences with one backend of scaled_dot_product_attention alone");
+    refuse(recipe.attention == Some(Attention::FlashAttention2), "padded sequences with the package flash-attn");
+    refuse(plan.framework.transformers < Version(5, 0), "padded sequences with transformers before 5");
+    wrong.into_iter().map(|what| Issue::new("recipe.padded", IssueKind::NotModelled { what })).collect()
 }
 
 /// What the package flash-attn cannot do, and what is not modelled of it.

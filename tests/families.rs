@@ -153,6 +153,29 @@ fn absent_kernels_of_liger_are_refused() {
     assert_eq!(of("gpt2", &LigerKernel::DEFAULT).unwrap_err().len(), 4);
 }
 
+/// Padding is modelled where attention has no window; elsewhere, and beside what says it otherwise, it is refused.
+#[test]
+fn padding_that_is_not_modelled_is_refused() {
+    let of = |preset: &str, recipe: serde_json::Value| {
+        let plan: vram_budget::plan::Plan = serde_json::from_value(serde_json::json!({
+            "version": 1, "model": { "preset": preset }, "recipe": recipe,
+            "machine": { "gpu": { "catalogue": "H100 SXM5 80GB" } }
+        }))
+        .unwrap();
+        Job::of(&plan).map(drop).map_err(|issues| issues.into_iter().map(|i| i.field).collect::<Vec<_>>())
+    };
+    let refused = Err(vec!["recipe.padded".to_owned()]);
+    assert_eq!(of("llama-3.1-8b", serde_json::json!({ "padded": true })), Ok(()));
+    assert_eq!(of("gpt2", serde_json::json!({ "padded": true })), refused);
+    for recipe in [
+        serde_json::json!({ "padded": true, "packed": [300, 212] }),
+        serde_json::json!({ "padded": true, "sdpa_backend": "math" }),
+        serde_json::json!({ "padded": true, "attention": "flash_attention_2" }),
+    ] {
+        assert_eq!(of("llama-3.1-8b", recipe), refused);
+    }
+}
+
 /// What peft 0.21 refuses of adapters on experts is refused, with its reason.
 #[test]
 fn adapters_that_peft_refuses_on_experts_are_refused() {

@@ -179,7 +179,9 @@ impl Runs {
             Some(given) => vec![given],
             // FP16 without a scaler is nothing that one does without knowing.
             None => {
-                let guessed = |p: &Precision| !matches!(p, Precision::RuleOfThumb | Precision::PureFp16);
+                let guessed = |p: &Precision| {
+                    !matches!(p, Precision::RuleOfThumb | Precision::PureFp16 | Precision::Bf16Autocast)
+                };
                 Precision::ALL.into_iter().filter(guessed).collect()
             }
         };
@@ -507,8 +509,10 @@ fn rule_of_thumb(plan: &Plan, parameters: u64) -> Caveat {
 
 fn caveats(plan: &Plan, hardware: &Hardware) -> Vec<Caveat> {
     let mut caveats = Vec::new();
-    let uses_bf16 =
-        matches!(plan.recipe.precision, Some(Precision::AmpBf16 | Precision::PureBf16 | Precision::Bf16Master));
+    let uses_bf16 = matches!(
+        plan.recipe.precision,
+        Some(Precision::AmpBf16 | Precision::PureBf16 | Precision::Bf16Autocast | Precision::Bf16Master)
+    );
     if let (Some(gpu), Some(false), true) = (&hardware.name, hardware.bf16, uses_bf16) {
         caveats.push(Caveat::Bf16Emulated { gpu: gpu.clone() });
     }

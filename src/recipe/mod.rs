@@ -81,6 +81,10 @@ pub struct Recipe {
     /// as in a script whose loop is in no function.
     #[serde(skip_serializing_if = "core::ops::Not::not")]
     pub keep_variables: bool,
+    /// Whether the loop lets go of the loss's graph before the optimizer steps, as transformers' Trainer does, which keeps a
+    /// detached loss (`training_step`); else its variable holds the leaves of the graph until the next step.
+    #[serde(skip_serializing_if = "core::ops::Not::not")]
+    pub detaches_loss: bool,
     /// What `zero_grad` does. `None`: as this PyTorch does by default, which frees the gradients since 2.0.
     pub zero_grad: Option<ZeroGrad>,
     /// How the loss is computed.
@@ -89,6 +93,10 @@ pub struct Recipe {
     /// every row is a sequence. They add up to `seq_len`, and there is one row.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub packed: Vec<u64>,
+    /// Whether some sequence of a micro-batch is shorter than `seq_len`: the batch brings an `attention_mask`, and attention
+    /// takes a mask of the padding. A method says it itself.
+    #[serde(skip_serializing_if = "core::ops::Not::not")]
+    pub padded: bool,
     /// Liger's kernels that run (`use_liger_kernel`); empty: none.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub liger: Vec<LigerKernel>,
@@ -126,9 +134,11 @@ impl Default for Recipe {
             clip_grad: None,
             keep_outputs: false,
             keep_variables: false,
+            detaches_loss: false,
             zero_grad: None,
             loss: Loss::Hf,
             packed: Vec::new(),
+            padded: false,
             liger: Vec::new(),
             freeze: Vec::new(),
             eval_after: false,
@@ -150,6 +160,9 @@ pub enum Precision {
     AmpFp16,
     /// BF16 weights, gradients and states: 2 + 2 + 4.
     PureBf16,
+    /// `torch.autocast` to BF16 over BF16 weights, as a Trainer with `bf16=True` runs a model that was loaded in BF16: 2 + 2 + 4.
+    /// No weight is cast; what autocast runs in FP32 is.
+    Bf16Autocast,
     /// FP16 weights, gradients and states, without a gradient scaler: 2 + 2 + 4.
     PureFp16,
     /// BF16 weights with FP32 master weights and FP32 main gradients, as Megatron-LM: 2 + 4 + 4 + 8.
@@ -160,8 +173,16 @@ pub enum Precision {
 
 impl Precision {
     /// Every recipe, in the order they are offered.
-    pub const ALL: [Self; 7] =
-        [Self::AmpBf16, Self::PureBf16, Self::Fp32, Self::AmpFp16, Self::Bf16Master, Self::PureFp16, Self::RuleOfThumb];
+    pub const ALL: [Self; 8] = [
+        Self::AmpBf16,
+        Self::PureBf16,
+        Self::Bf16Autocast,
+        Self::Fp32,
+        Self::AmpFp16,
+        Self::Bf16Master,
+        Self::PureFp16,
+        Self::RuleOfThumb,
+    ];
 
     /// The name in documents and on the command line.
     #[must_use]
@@ -171,6 +192,7 @@ impl Precision {
             Self::AmpBf16 => "amp_bf16",
             Self::AmpFp16 => "amp_fp16",
             Self::PureBf16 => "pure_bf16",
+            Self::Bf16Autocast => "bf16_autocast",
             Self::PureFp16 => "pure_fp16",
             Self::Bf16Master => "bf16_master",
             Self::RuleOfThumb => "rule_of_thumb",

@@ -36,7 +36,8 @@ pub(crate) fn loads(recipe: &Recipe) -> bool {
 /// The dtype that weights are loaded in: the compute dtype of a quantised model, unless the whole is in another.
 pub(crate) fn loaded_dtype(recipe: &Recipe, precision: Precision) -> Dtype {
     match (&recipe.quantization, precision) {
-        (Some(q), Precision::AmpBf16 | Precision::AmpFp16) => match (q.compute_dtype, q.kind) {
+        (Some(q), Precision::AmpBf16 | Precision::Bf16Autocast | Precision::AmpFp16) => match (q.compute_dtype, q.kind)
+        {
             (Some(dtype), _) => dtype.into(),
             (None, QuantKind::Int8) => Dtype::F16,
             (None, _) => Dtype::Bf16,

@@ -184,7 +184,7 @@ impl Whole {
 /// What a precision keeps the weights in.
 pub(crate) const fn weights_dtype(precision: Precision) -> Dtype {
     match precision {
-        Precision::PureBf16 | Precision::Bf16Master => Dtype::Bf16,
+        Precision::PureBf16 | Precision::Bf16Autocast | Precision::Bf16Master => Dtype::Bf16,
         Precision::PureFp16 => Dtype::F16,
         _ => Dtype::F32,
     }
@@ -576,7 +576,7 @@ impl<'a> Loop<'a> {
 
     fn autocast(&self) -> Option<Dtype> {
         match self.precision {
-            Precision::AmpBf16 => Some(Dtype::Bf16),
+            Precision::AmpBf16 | Precision::Bf16Autocast => Some(Dtype::Bf16),
             Precision::AmpFp16 => Some(Dtype::F16),
             _ => None,
         }
@@ -666,6 +666,12 @@ impl<'a> Loop<'a> {
         t.mark(Mark::ForwardEnd);
         t.scope("loss", || self.backward());
         t.mark(Mark::BackwardEnd);
+        if self.recipe.detaches_loss {
+            // The value stays, without its graph.
+            self.loss = self.loss.take().map(|loss| loss.detached());
+            self.graph_leaves.clear();
+            self.pinned.clear();
+        }
     }
 
     /// The micro-batch, or what this device computes of one that lies here whole.

@@ -147,6 +147,7 @@ impl Catalogue for English {
             Precision::AmpBf16 => "AMP, autocast to BF16",
             Precision::AmpFp16 => "AMP, autocast to FP16",
             Precision::PureBf16 => "Pure BF16, as loaded",
+            Precision::Bf16Autocast => "BF16 weights under autocast",
             Precision::PureFp16 => "Pure FP16, no scaler",
             Precision::Bf16Master => "BF16 with FP32 master weights",
             Precision::RuleOfThumb => "Rule of thumb, 12 bytes per parameter",
@@ -163,6 +164,9 @@ impl Catalogue for English {
                 "FP32 weights under torch.autocast with a gradient scaler: 4 + 4 + 8 bytes per parameter with AdamW, and FP16 copies of the linear weights through backward."
             }
             Precision::PureBf16 => "Weights, gradients and states in BF16: 2 + 2 + 4 bytes per parameter with AdamW.",
+            Precision::Bf16Autocast => {
+                "BF16 weights, gradients and states under torch.autocast, as a model loaded in BF16 with bf16=True: 2 + 2 + 4 bytes per parameter with AdamW."
+            }
             Precision::PureFp16 => {
                 "Weights, gradients and states in FP16 without a gradient scaler: 2 + 2 + 4 bytes per parameter with AdamW. Small gradients become zero."
             }

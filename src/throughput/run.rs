@@ -17,7 +17,9 @@ impl Compute {
         match precision {
             Precision::Fp32 => Some(Self::Fp32),
             Precision::AmpFp16 | Precision::PureFp16 => Some(Self::Fp16),
-            Precision::AmpBf16 | Precision::PureBf16 | Precision::Bf16Master => Some(Self::Bf16),
+            Precision::AmpBf16 | Precision::PureBf16 | Precision::Bf16Autocast | Precision::Bf16Master => {
+                Some(Self::Bf16)
+            }
             Precision::RuleOfThumb => None,
         }
     }
@@ -102,7 +104,7 @@ impl Run {
         let master = matches!(precision, Precision::AmpBf16 | Precision::AmpFp16);
         let gradient = match precision {
             _ if frozen => 4.0,
-            Precision::PureBf16 | Precision::PureFp16 => 2.0,
+            Precision::PureBf16 | Precision::Bf16Autocast | Precision::PureFp16 => 2.0,
             _ => 4.0,
         };
         let tokens = (recipe.micro_batch * recipe.seq_len) as f64;

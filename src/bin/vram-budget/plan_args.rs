@@ -126,6 +126,9 @@ pub(crate) struct PlanArgs {
     #[arg(long, value_name = "LENGTHS", value_delimiter = ',', conflicts_with_all = ["micro_batch", "seq_len"],
         help_heading = "Recipe")]
     packed: Option<Vec<u64>>,
+    /// Some sequence of a micro-batch is shorter than the others: attention takes a mask of the padding
+    #[arg(long, help_heading = "Recipe")]
+    padded: bool,
     /// Runs kernels of Liger's in the place of what transformers writes in Python, as use_liger_kernel does; or those named
     #[arg(long, value_name = "KERNELS", value_delimiter = ',', num_args = 0.., require_equals = true,
         default_missing_value = "rope,rms_norm,swiglu,fused_linear_cross_entropy",
@@ -438,6 +441,7 @@ impl PlanArgs {
             recipe.seq_len = lengths.iter().fold(0, |all: u64, n| all.saturating_add(*n));
             recipe.packed.clone_from(lengths);
         }
+        recipe.padded |= self.padded;
         recipe.eval_after |= self.eval_after;
         set(&mut recipe.micro_batch, self.micro_batch);
         set(&mut recipe.seq_len, self.seq_len);

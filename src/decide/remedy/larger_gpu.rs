@@ -18,7 +18,10 @@ fn change(situation: &Situation<'_>) -> Option<Plan> {
     let Situation { plan, hardware, tiers, .. } = situation;
     let current = hardware.capacity.as_ref()?.bytes;
     let precision = plan.recipe.precision;
-    let needs_bf16 = matches!(precision, None | Some(Precision::AmpBf16 | Precision::PureBf16 | Precision::Bf16Master));
+    let needs_bf16 = matches!(
+        precision,
+        None | Some(Precision::AmpBf16 | Precision::PureBf16 | Precision::Bf16Autocast | Precision::Bf16Master)
+    );
     let mut larger: Vec<_> = gpus()
         .iter()
         .filter(|gpu| gpu.bf16 || !needs_bf16)

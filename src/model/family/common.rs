@@ -133,7 +133,7 @@ impl Run {
             attention,
             checkpointing: recipe.checkpointing,
             loss: recipe.loss,
-            padded: recipe.method.is_some_and(|m| m.padded()),
+            padded: recipe.padded || recipe.method.is_some_and(|m| m.padded()),
             cache: None,
             loaded: Dtype::F32,
             packed: (!recipe.packed.is_empty()).then_some(recipe.packed.len() as u64),

@@ -179,9 +179,8 @@ pub trait Built {
     }
     /// Puts a micro-batch on the device: token ids and labels of sizes [b, s], unless the family takes others.
     fn batch(&self, run: &Run) -> Vec<Tensor> {
-        let names: &[&str] =
-            if run.packed.is_some() { &["token ids", "labels", "positions"] } else { &["token ids", "labels"] };
-        names.iter().map(|name| run.integers(&[run.batch, run.seq], name)).collect()
+        let third = run.packed.map(|_| "positions").or(run.padded.then_some("attention mask"));
+        ["token ids", "labels"].into_iter().chain(third).map(|name| run.integers(&[run.batch, run.seq], name)).collect()
     }
     /// Runs forward on a micro-batch of [`Built::batch`]; returns loss and outputs.
     fn forward(&self, run: &Run, batch: &[Tensor]) -> (Tensor, Tensor);

@@ -124,7 +124,7 @@ fn versions(plan: &Plan, family: &str, change: impl Fn(&mut Framework, Version),
 #[must_use]
 pub fn candidates(plan: &Plan) -> Vec<Change> {
     let recipe = &plan.recipe;
-    let guessed = |p: &Precision| !matches!(p, Precision::RuleOfThumb | Precision::PureFp16);
+    let guessed = |p: &Precision| !matches!(p, Precision::RuleOfThumb | Precision::PureFp16 | Precision::Bf16Autocast);
     let mut all: Vec<Change> = Precision::ALL.into_iter().filter(guessed).map(Change::Precision).collect();
     all.push(Change::Precision(Precision::PureFp16));
     all.extend([Attention::Sdpa, Attention::FlashAttention2, Attention::Eager].map(Change::Attention));

@@ -103,6 +103,7 @@ pub(crate) fn refusals(model: &dyn Model, plan: &Plan) -> Vec<Issue> {
         (recipe.compile, "recipe.compile", "a compiled step"),
         (recipe.ema.is_some(), "recipe.ema", "an averaged copy of the weights"),
         (!recipe.packed.is_empty(), "recipe.packed", "packed sequences"),
+        (recipe.padded, "recipe.padded", "padded sequences"),
         (!recipe.liger.is_empty(), "recipe.liger", "Liger's kernels"),
         (!recipe.freeze.is_empty(), "recipe.freeze", "frozen parts"),
         (recipe.loss != Loss::Hf, "recipe.loss", "another loss than its own"),

@@ -40,7 +40,8 @@ pub(crate) fn refusals(model: &dyn Model, plan: &Plan) -> Vec<Issue> {
     if parallel.tensor.size > 1 && !matches!(parallel.data, DataParallel::None | DataParallel::Fsdp2(_)) {
         not("parallel.data", format!("{} over tensor-parallel weights", parallel.data.name()));
     }
-    if parallel.tensor.size > 1 && matches!(recipe.precision, None | Some(Precision::AmpBf16)) {
+    if parallel.tensor.size > 1 && matches!(recipe.precision, None | Some(Precision::AmpBf16 | Precision::Bf16Autocast))
+    {
         not("recipe.precision", "autocast over tensor-parallel weights".into());
     }
     if parallel.tensor.size > 1 && recipe.checkpointing.recomputes_one_in().is_some() {
@@ -163,7 +164,7 @@ fn deepspeed(options: &DeepSpeed, recipe: &Recipe, model: &dyn Model, ranks: u64
 }
 
 /// What is trained otherwise than the recorded steps were.
-fn recipes(recipe: &Recipe, data: &DataParallel) -> [(bool, &'static str, &'static str); 16] {
+fn recipes(recipe: &Recipe, data: &DataParallel) -> [(bool, &'static str, &'static str); 17] {
     let optimizer = &recipe.optimizer;
     let fsdp2 = matches!(data, DataParallel::Fsdp2(_));
     let plain = matches!(optimizer.name, OptimizerName::AdamW | OptimizerName::Adam | OptimizerName::Sgd);
@@ -180,6 +181,7 @@ fn recipes(recipe: &Recipe, data: &DataParallel) -> [(bool, &'static str, &'stat
         (recipe.quantization.is_some(), "recipe.quantization", "quantised weights"),
         (!recipe.liger.is_empty(), "recipe.liger", "Liger's kernels"),
         (!recipe.packed.is_empty(), "recipe.packed", "packed sequences"),
+        (recipe.padded, "recipe.padded", "padded sequences"),
         // Not recorded: an approximation, as the compiled step is, on which no verdict rests.
         (recipe.float8 && !(recipe.compile && fsdp2), "recipe.float8", "FP8 products"),
         (recipe.ema.is_some(), "recipe.ema", "an averaged copy of the weights"),
