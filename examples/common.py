@@ -31,6 +31,14 @@ def batch(size=2, length=512):
     return dict(input_ids=ids, labels=ids.clone())
 
 
+def padded(*lengths):
+    """A batch padded to its longest sequence, with the attention mask that a tokenizer makes."""
+    ids = torch.randint(1, VOCABULARY, (len(lengths), max(lengths)))
+    mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+    labels = ids.masked_fill(~mask, -100)
+    return {name: of.cuda() for name, of in dict(input_ids=ids, attention_mask=mask.long(), labels=labels).items()}
+
+
 class Readings:
     """Allocated and its peak since the last reading, in bytes, as a training script would read them."""
 

@@ -24,7 +24,8 @@ fn folder(name: &str) -> PathBuf {
 fn record(folder: &Path, options: &[&str], command: &[&str]) -> Command {
     let mut run = Command::new(env!("CARGO_BIN_EXE_vram-budget"));
     run.arg("record").args(options).arg("--").args(command).current_dir(folder).env("LINES", LINES);
-    for name in ["RANK", "WORLD_SIZE", "SLURM_PROCID", "SLURM_NTASKS"] {
+    for name in ["RANK", "WORLD_SIZE", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "JOB_COMPLETION_INDEX", "PET_NODE_RANK"]
+    {
         run.env_remove(name);
     }
     run
@@ -210,9 +211,52 @@ fn ranks_that_a_launcher_starts_one_by_one_have_documents_of_their_own() {
     let folder = folder("ranks");
     for rank in ["0", "1"] {
         let mut run = record(&folder, &["--out", "out.json"], &["sh", "-c", TRAIN]);
-        assert!(run.env("SLURM_PROCID", rank).env("SLURM_NTASKS", "2").output().unwrap().status.success());
+        assert!(run.env("SLURM_PROCID", rank).env("SLURM_STEP_NUM_TASKS", "2").output().unwrap().status.success());
     }
     assert_eq!(names(&folder), ["out.rank0.json", "out.rank1.json"]);
+}
+
+/// By tag, each step's value.
+type Scalars = std::collections::BTreeMap<String, Vec<(u64, f64)>>;
+
+/// What a line of the hook's says of a step, in the units of its scalars.
+#[expect(clippy::cast_possible_truncation, reason = "scalars of 32 bits")]
+fn scalars(line: &serde_json::Value) -> Vec<(&'static str, f64)> {
+    let gib = |bytes: &serde_json::Value| bytes.as_f64().unwrap() / f64::from(1 << 30);
+    let peak = gib(&line["peaks"][0]).max(gib(&line["update"][1]));
+    let seconds = line["seconds"].as_f64().unwrap();
+    [
+        ("memory/max_allocated (GiB)", peak),
+        ("memory/reserved (GiB)", gib(&line["update"][2])),
+        ("memory/inactive_split (GiB)", gib(&line["update"][4])),
+        ("throughput/steps_per_second", 1.0 / seconds),
+        ("throughput/tokens_per_second", line["tokens"].as_f64().unwrap() / seconds),
+    ]
+    .map(|(tag, value)| (tag, f64::from(value as f32)))
+    .into()
+}
+
+/// `plain.tensorboard.json` is what TensorBoard's own reader found in `plain.tfevents` (`make test-torch`).
+#[test]
+fn the_event_file_is_the_one_that_tensorboard_has_read() {
+    let folder = folder("tensorboard");
+    let kept = LINES.trim_end_matches("jsonl");
+    let mut run = record(&folder, &["--out", "out.json", "--tensorboard", "events"], &["sh", "-c", TRAIN]);
+    assert!(run.output().unwrap().status.success());
+    let [file] = <[String; 1]>::try_from(names(&folder.join("events"))).unwrap();
+    let written = std::fs::read(folder.join("events").join(file)).unwrap();
+    assert_eq!(written, std::fs::read(format!("{kept}tfevents")).unwrap());
+    let mut expected = Scalars::new();
+    for line in std::fs::read_to_string(LINES).unwrap().lines() {
+        let line: serde_json::Value = serde_json::from_str(line).unwrap();
+        if line["t"] == "step" {
+            for (tag, value) in scalars(&line) {
+                expected.entry(tag.into()).or_default().push((line["n"].as_u64().unwrap(), value));
+            }
+        }
+    }
+    let read: Scalars = serde_json::from_slice(&std::fs::read(format!("{kept}tensorboard.json")).unwrap()).unwrap();
+    assert_eq!(read, expected);
 }
 
 #[test]

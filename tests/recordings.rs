@@ -91,3 +91,65 @@ fn ranks_become_one_document_that_names_the_missing_and_the_late() {
     let near = merged(&[a, b]).run.unwrap();
     assert_eq!((near.clock_skew_ms, near.missing_ranks), (Some(7), vec![2, 3]));
 }
+
+#[test]
+fn a_rank_alone_misses_the_others_and_a_later_merge_finds_them() {
+    let alone = merged(&[&left("alone", &of_rank(0, 2, 0.0))]).run.unwrap();
+    assert_eq!((alone.missing_ranks.as_slice(), alone.clock_skew_ms), (&[1][..], None));
+    // A document for each of two nodes, of which each misses the other's ranks.
+    let folders = [0, 1, 2, 3].map(|rank| left(&format!("of4-{rank}"), &of_rank(rank, 4, f64::from(rank) * 700.0)));
+    let nodes = [&folders[..2], &folders[2..]].map(|two| {
+        let whole = merged(&[&two[0], &two[1]]);
+        let file = two[0].join("merged.json");
+        std::fs::write(&file, serde_json::to_vec(&whole).unwrap()).unwrap();
+        assert_eq!((whole.run.unwrap().missing_ranks.len(), file.exists()), (2, true));
+        file
+    });
+    let run = merged(&[&nodes[0], &nodes[1]]).run.unwrap();
+    assert_eq!(run.ranks.iter().map(|part| part.rank).collect::<Vec<_>>(), [0, 1, 2, 3]);
+    assert!(
+        run.missing_ranks.is_empty() && !run.notes.iter().any(|note| note.contains("nothing was recorded")),
+        "{run:?}"
+    );
+    assert_eq!(run.clock_skew_ms, Some(1400), "between the ranks whose steps are in the documents");
+}
+
+/// Lines of `padded`, of which each is changed, or left out.
+fn changed(name: &str, change: impl Fn(&mut serde_json::Value) -> bool) -> Measurement {
+    let text = std::fs::read_to_string(format!("{RECORDINGS}/padded.jsonl")).unwrap();
+    let lines = text.lines().filter_map(|line| {
+        let mut line = serde_json::from_str(line).unwrap();
+        change(&mut line).then(|| format!("{line}\n"))
+    });
+    merged(&[&left(name, lines.collect::<String>().as_bytes())])
+}
+
+#[test]
+fn the_plan_has_the_batch_of_the_step_that_peaked_highest() {
+    let seq_len = |document: &Measurement| document.plan.as_ref().map(|plan| (plan.recipe.seq_len, plan.recipe.padded));
+    let whole = changed("longest", |_| true);
+    assert_eq!(seq_len(&whole), Some((700, true)));
+    // Without a mask that reached attention nothing was padded.
+    let unpadded = changed("unpadded", |line| {
+        for micro in line["micro"].as_array_mut().into_iter().flatten() {
+            micro["masked"] = false.into();
+        }
+        true
+    });
+    assert_eq!(seq_len(&unpadded), Some((700, false)));
+    // Where the dearest batch came in the first step, a later one as long needs more.
+    let early = changed("early", |line| {
+        let n = line["n"].as_u64();
+        match (line["t"].as_str(), n) {
+            (Some("step" | "zero"), Some(n @ 4..)) => {
+                line["n"] = (n - 3).into();
+                true
+            }
+            (Some("step" | "zero"), _) => false,
+            _ => true,
+        }
+    });
+    assert_eq!(seq_len(&early), Some((700, true)));
+    let notes = early.run.unwrap().notes.join("; ");
+    assert!(notes.contains("came in step 1: a steady step over it needs more"), "{notes}");
+}

@@ -1,7 +1,7 @@
 //! Real training scripts under `record`: needs PyTorch, and takes minutes (`make test-torch`).
 //!
-//! `VRAM_BUDGET_PYTHON` is a Python with torch, transformers, peft, accelerate and torchvision (deepspeed and lightning where
-//! they are installed) on a machine with a GPU. `VRAM_BUDGET_PHANTOM` is a directory whose `run.sh` runs `$PY` with a
+//! `VRAM_BUDGET_PYTHON` is a Python with torch, transformers, peft, accelerate and torchvision (deepspeed, lightning,
+//! liger-kernel and tensorboard where they are installed) on a machine with a GPU. `VRAM_BUDGET_PHANTOM` is a directory whose `run.sh` runs `$PY` with a
 //! stand-in for the driver, where there is no GPU. `VRAM_BUDGET_FIXTURES=1` writes what the hook wrote into
 //! `tests/data/recordings/`, which `tests/recordings.rs` checks without PyTorch.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::disallowed_methods, clippy::print_stderr)]
@@ -63,6 +63,56 @@ fn recorded_run(name: &str, words: &[String]) -> (Output, PathBuf) {
     let mut run = command(env!("CARGO_BIN_EXE_vram-budget"), &folder, name);
     run.args(["record", "--out", "out.json", "--"]).args(words).env("PHANTOM_TOTAL_MB", "2000");
     (run.output().unwrap(), folder)
+}
+
+fn installed(package: &str, what: &str) -> bool {
+    let ask = format!("import importlib.util, sys; sys.exit(importlib.util.find_spec('{package}') is None)");
+    let found = Command::new(python()).args(["-c", &ask]).status().unwrap().success();
+    if !found {
+        eprintln!("{what}: left out, {package} is not installed");
+    }
+    found
+}
+
+#[test]
+#[ignore = "needs PyTorch: make test-torch"]
+fn a_disk_that_fills_up_ends_the_recording_and_not_the_training() {
+    // A file that may not grow beyond a few blocks refuses what a full disk does; Python gets an error, not a signal.
+    let limited = ["sh", "-c", "ulimit -f 8; exec \"$@\"", "sh"].map(str::to_owned);
+    let words: Vec<String> = limited.into_iter().chain(script(&format!("{ROOT}/tests/torch/many_steps.py"))).collect();
+    let (output, folder) = recorded_run("full", &words);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!((output.status.code(), output.stdout.as_slice()), (Some(0), &b"trained\n"[..]), "{said}");
+    assert!(said.contains("no more is recorded of process"), "{said}");
+    let run = only_document(&folder).unwrap().run.unwrap();
+    assert!((1..40).contains(&run.steps), "what was measured before it counts: {}", run.steps);
+    assert!(run.notes.iter().any(|note| note.contains("cut off")), "{:?}", run.notes);
+}
+
+#[test]
+#[ignore = "needs PyTorch: make test-torch"]
+fn the_reader_of_tensorboard_finds_what_was_written() {
+    if !installed("tensorboard", "the event file") {
+        return;
+    }
+    let recordings = format!("{ROOT}/tests/data/recordings");
+    let folder = folder("tensorboard");
+    let copy = "cp \"$LINES\" \"$VRAM_BUDGET_RECORD_DIR/process-here-1.jsonl\"";
+    let recorded = command(env!("CARGO_BIN_EXE_vram-budget"), &folder, "tensorboard")
+        .args(["record", "--out", "out.json", "--tensorboard", "events", "--", "sh", "-c", copy])
+        .env("LINES", format!("{recordings}/plain.jsonl"))
+        .status();
+    assert!(recorded.unwrap().success());
+    let reader = format!("{ROOT}/tests/torch/read_tensorboard.py");
+    let read = command(&python(), &folder, "tensorboard").args([&reader, "events"]).output().unwrap();
+    assert!(read.status.success(), "{}", String::from_utf8_lossy(&read.stderr));
+    let kept = format!("{recordings}/plain.tensorboard.json");
+    if std::env::var_os("VRAM_BUDGET_FIXTURES").is_some() {
+        std::fs::write(&kept, &read.stdout).unwrap();
+        let file = std::fs::read_dir(folder.join("events")).unwrap().next().unwrap().unwrap();
+        std::fs::copy(file.path(), format!("{recordings}/plain.tfevents")).unwrap();
+    }
+    assert_eq!(read.stdout, std::fs::read(kept).unwrap(), "tags, steps and values");
 }
 
 #[test]
@@ -189,21 +239,12 @@ fn scripts_of_every_style_are_measured_and_predicted() {
     for (name, expect) in recorded::EXAMPLES {
         let needs = match name {
             "deepspeed_zero" => Some("deepspeed"),
+            "liger" => Some("liger_kernel"),
             "lightning_loop" => Some("lightning"),
             _ => None,
         };
-        if let Some(package) = needs {
-            let found = Command::new(python())
-                .args([
-                    "-c",
-                    &format!("import importlib.util, sys; sys.exit(importlib.util.find_spec('{package}') is None)"),
-                ])
-                .status();
-            if !found.unwrap().success() {
-                eprintln!("{name}: left out, {package} is not installed");
-                continue;
-            }
+        if needs.is_none_or(|package| installed(package, name)) {
+            check(name, expect);
         }
-        check(name, expect);
     }
 }

@@ -16,19 +16,26 @@ pub(crate) enum Expect {
 }
 
 /// The examples: one script a style.
-pub(crate) const EXAMPLES: [(&str, Expect); 13] = [
+pub(crate) const EXAMPLES: [(&str, Expect); 20] = [
     ("plain", Expect::Plan),
     ("variables", Expect::Plan),
     ("amp_fp16", Expect::Plan),
+    ("bf16_autocast", Expect::Plan),
+    ("padded", Expect::Plan),
+    ("padded_accumulate", Expect::Plan),
+    ("liger", Expect::Plan),
     ("accumulate", Expect::Plan),
     ("lora", Expect::Plan),
     ("trainer", Expect::Plan),
+    ("trainer_lora", Expect::Plan),
     ("accelerate_loop", Expect::Plan),
     ("torchtune_style", Expect::Plan),
     ("torchtitan_style", Expect::Plan),
     ("deepspeed_zero", Expect::Plan),
     ("vision", Expect::Plan),
-    ("gan", Expect::NoPlan("several models")),
+    ("gan", Expect::NoPlan("several models, each with its optimizer: Adam, Adam")),
+    ("two_optimizers", Expect::NoPlan("several optimizers: AdamW, SGD")),
+    ("groups", Expect::NoPlan("3 groups of parameters, which the optimizer steps one after another")),
     ("lightning_loop", Expect::Plan),
 ];
 
@@ -48,11 +55,14 @@ pub(crate) fn bars(name: &str, document: &Measurement, expect: Expect) {
         Expect::Plan => document.plan.as_ref().unwrap_or_else(|| panic!("{name}: no plan: {notes}")),
     };
     let prediction = predict(plan).unwrap_or_else(|issues| panic!("{name}: {issues:?}"));
+    // Batches of many lengths leave gaps in the cache, which no step alone shows.
+    let differ = notes.contains("the batches differ in size");
     let mut compared = 0;
     for row in compare(&prediction, document) {
         let reading = row.name.to_string();
         // The loop's variables are alive after `zero_grad()`, and the batch is read off the model's arguments alone.
-        if reading.ends_with("after_zero_grad") || reading.ends_with("inputs") || reading == "first.grads" {
+        if reading.ends_with("after_zero_grad") || reading.ends_with("inputs") || (differ && reading == "max_reserved")
+        {
             continue;
         }
         if let Some(share) = row.share {
@@ -61,7 +71,8 @@ pub(crate) fn bars(name: &str, document: &Measurement, expect: Expect) {
             compared += 1;
         }
     }
-    assert!(compared >= 12, "{name}: only {compared} figures compared");
+    let least = if differ { 5 } else { 12 };
+    assert!(compared >= least, "{name}: only {compared} figures compared");
 }
 
 /// The only document of a folder: that of one process.

@@ -12,6 +12,11 @@ use crate::{import, input, record};
 /// Clocks that differ by more than this are worth a note, in milliseconds.
 const SKEW: i64 = 1000;
 
+/// How the note begins that names missing ranks.
+const MISSING: &str = "nothing was recorded of rank ";
+/// How the note ends that tells of clocks.
+const APART: &str = " apart: their clocks differ, or one waits for another";
+
 /// What to merge.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -46,15 +51,26 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// One document of a run's ranks: the first rank's, with each rank's part. Of a single document: itself.
-pub(crate) fn merge(mut all: Vec<Measurement>) -> Measurement {
+/// One document of a run's ranks: the first rank's, with each rank's part. Of a single document of one rank: itself.
+pub(crate) fn merge(all: Vec<Measurement>) -> Measurement {
+    let of_several =
+        |one: &Measurement| one.run.as_ref().is_some_and(|run| run.world_size.is_some_and(|world| world > 1));
+    if all.len() > 1 || all.iter().any(of_several) { ranks(all) } else { merge_here(all) }
+}
+
+/// As [`merge`], where further ranks are in documents of their own: they are missed only beside others.
+pub(crate) fn merge_here(mut all: Vec<Measurement>) -> Measurement {
+    if all.len() > 1 {
+        return ranks(all);
+    }
+    all.pop().unwrap_or_else(|| Measurement::new(Vec::new()))
+}
+
+fn ranks(mut all: Vec<Measurement>) -> Measurement {
     // A document that is a merged one already brings its parts; a rank that comes twice counts once.
     all.sort_by_key(|one| one.run.as_ref().and_then(|run| run.rank));
     let rank_of = |one: &Measurement| one.run.as_ref().and_then(|run| run.rank);
     all.dedup_by(|a, b| rank_of(a).is_some() && rank_of(a) == rank_of(b));
-    if all.len() < 2 {
-        return all.pop().unwrap_or_else(|| Measurement::new(Vec::new()));
-    }
     let mut parts: Vec<RankPart> = Vec::new();
     for (at, one) in all.iter().enumerate() {
         let run = one.run.clone().unwrap_or_default();
@@ -72,17 +88,22 @@ pub(crate) fn merge(mut all: Vec<Measurement>) -> Measurement {
         }
     }
     parts.sort_by_key(|part| part.rank);
-    let skew = skew(&all);
-    let world = all.iter().filter_map(|one| one.run.as_ref()?.world_size).max();
+    let before = all.iter().filter_map(|one| one.run.as_ref()?.clock_skew_ms).max();
+    let skew = if all.len() > 1 { skew(&all).max(before) } else { before };
+    let told = all.iter().filter_map(|one| one.run.as_ref()?.world_size).max();
+    // Where no launcher told how many there are, at least as many as the highest.
+    let world = told.max(parts.last().map(|part| part.rank.saturating_add(1)));
     let mut whole = all.swap_remove(0);
     let run = whole.run.get_or_insert_with(Run::default);
+    // What was missed before the merge is here now, or is missed again.
+    run.notes.retain(|note| !note.starts_with(MISSING) && !note.ends_with(APART));
     run.missing_ranks = (0..world.unwrap_or(0)).filter(|rank| parts.iter().all(|part| part.rank != *rank)).collect();
     if !run.missing_ranks.is_empty() {
         let missing: Vec<String> = run.missing_ranks.iter().map(u32::to_string).collect();
-        run.notes.push(format!("nothing was recorded of rank {}", missing.join(", ")));
+        run.notes.push(format!("{MISSING}{}", missing.join(", ")));
     }
     if let Some(skew) = skew.filter(|skew| *skew > SKEW) {
-        run.notes.push(format!("the ranks end a step {skew} ms apart: their clocks differ, or one waits for another"));
+        run.notes.push(format!("the ranks end a step {skew} ms{APART}"));
     }
     run.clock_skew_ms = skew;
     run.world_size = world;

@@ -47,19 +47,10 @@ class AfterTorch:
         return None
 
 
-def number(*names):
-    """The first of these environment variables that holds a number."""
-    for name in names:
-        value = os.environ.get(name, "")
-        if value.isdigit():
-            return int(value)
-    return None
-
-
-def rank_of_process():
-    """Rank and world size as the launchers tell them: torchrun, accelerate, DeepSpeed and Ray; Slurm; Open MPI; PMI."""
-    return (number("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"),
-            number("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"))
+def options():
+    import json
+    with open(os.path.join(DIRECTORY, "options.json")) as file:
+        return json.load(file)
 
 
 class Lines:
@@ -86,11 +77,12 @@ class Lines:
 
 
 def start_of_process():
+    """What process it is. Its rank is torch.distributed's, or what launchers say in the environment, which is read later."""
     import time
-    rank, world = rank_of_process()
-    return dict(t="start", pid=os.getpid(), host=os.uname().nodename, rank=rank, world_size=world,
-                local_rank=number("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK"),
-                at=time.time(), argv=sys.argv[:1])
+    dist = sys.modules.get("torch.distributed")
+    rank, world = (dist.get_rank(), dist.get_world_size()) if dist and dist.is_available() and dist.is_initialized() else (None, None)
+    return dict(t="start", pid=os.getpid(), host=os.uname().nodename, rank=rank, world_size=world, at=time.time(), argv=sys.argv[:1],
+                environment={name: os.environ[name] for name in options()["variables"] if name in os.environ})
 
 
 def guarded(method):
@@ -185,20 +177,20 @@ class Recorder:
     """
 
     def __init__(self, torch):
-        import json
         import time
         import weakref
         self.torch, self.lines, self.clock, self.wall = torch, Lines(), time.perf_counter, time.time
-        self.options = json.load(open(os.path.join(DIRECTORY, "options.json")))
+        self.options = options()
         self.over, self.notes, self.weakref = False, set(), weakref
         self.optimizers, self.dormant = weakref.WeakSet(), weakref.WeakSet()
         self.root = self.root_hook = self.pre_hook = self.probe_hook = None
+        self.attended, self.mask_hooks = weakref.WeakSet(), []
         self.depth = 0            # of backward
         self.steps = 0            # whole ones
         self.step = None          # the one that runs
         self.phase, self.stepped, self.in_backward, self.engine_steps = "idle", set(), False, False
         self.written, self.pending, self.highest = 0, 0, -1
-        self.facts, self.seen, self.last, self.outputs = {}, {}, None, None
+        self.seen, self.outputs, self.loss = {}, None, None
         self.planned = None
 
     # ---------------------------------------------------------------- installing
@@ -207,8 +199,7 @@ class Recorder:
         self.memory = Memory(torch)
         self.listen()
         of = sys.modules["torch.optim.optimizer"]
-        self.optimizer_hooks = [of.register_optimizer_step_pre_hook(lambda o, a, k: self.before_optimizer(o)),
-                                of.register_optimizer_step_post_hook(lambda o, a, k: self.after_optimizer(o))]
+        self.optimizer_hooks = [of.register_optimizer_step_post_hook(lambda o, a, k: self.after_optimizer(o))]
         recorder, backward = self, torch.autograd.backward
 
         def recorded_backward(*args, **kwargs):
@@ -271,7 +262,7 @@ class Recorder:
         """No more is measured."""
         self.over = True
         self.deafen()
-        for hook in (self.root_hook, self.probe_hook, *self.optimizer_hooks):
+        for hook in (self.root_hook, self.probe_hook, *self.optimizer_hooks, *self.mask_hooks):
             if hook is not None:
                 hook.remove()
 
@@ -309,6 +300,7 @@ class Recorder:
         if self.phase in ("idle", "update") and self.step is not None and self.is_whole():
             self.end_step()
         self.begin_micro_batch(module)
+        self.watch_mask(module)
         if self.probe_hook is None and "autocast" not in self.seen:
             self.probe_hook = torch.nn.modules.module.register_module_forward_pre_hook(self.probe)
 
@@ -326,6 +318,35 @@ class Recorder:
         self.step["micro"].append(dict(base=now, inputs=0, tokens=0))
         self.step["model"] = self.weakref.ref(module)
         self.phase = "forward"
+
+    def watch_mask(self, root):
+        """What mask reaches the first attention: whether the batch hides padding is told by that, and no value is read."""
+        if root in self.attended:
+            return
+        self.attended.add(root)
+        modules = list(root.modules())
+        if any(type(m).__name__ == "OptimizedModule" or getattr(m, "_compiled_call_impl", None) is not None for m in modules):
+            return                    # a hook inside would break its graph
+        import inspect
+        config = next((m.config for m in modules if hasattr(m, "config")), None)
+        self.windowed = bool(getattr(config, "sliding_window", None))
+        for m in modules:
+            takes = list(inspect.signature(m.forward).parameters) if type(m).__name__.endswith("Attention") else ()
+            if "attention_mask" in takes:
+                at = takes.index("attention_mask")
+
+                def attend(module, args, kwargs):
+                    if not self.torch.compiler.is_compiling():
+                        self.take_mask(kwargs.get("attention_mask", args[at] if at < len(args) else None))
+                self.mask_hooks.append(m.register_forward_pre_hook(attend, with_kwargs=True))
+                return
+
+    @guarded
+    def take_mask(self, mask):
+        if self.phase == "forward" and self.step is not None:
+            # One that is expanded over the batch tells no sequence from another; nor does a window's, of a batch of one.
+            tells = lambda: mask.dim() != 4 or (mask.stride(0) != 0 if mask.shape[0] > 1 else not self.windowed)
+            self.step["micro"][-1]["masked"] = isinstance(mask, self.torch.Tensor) and tells()
 
     def listen_to_engine(self, engine):
         """DeepSpeed reduces, clips and steps by itself, piece by piece: its own calls are the phases."""
@@ -369,6 +390,8 @@ class Recorder:
                 self.outputs = self.weakref.ref(output)
             except TypeError:
                 self.outputs = None
+            loss = getattr(output, "loss", None)
+            self.loss = self.weakref.ref(loss) if isinstance(loss, self.torch.Tensor) else None
         if self.depth == 0:
             self.listen()
 
@@ -424,17 +447,20 @@ class Recorder:
             return
         if self.step is not None and self.phase == "backward":
             self.step["micro"][-1]["backward"] = self.memory.mark()
+            if self.steps == 0:
+                self.seen["grads"] = self.gradients()
             self.phase = "update"
             if self.in_backward:
                 self.ended_update()
         self.listen()
 
     # ---------------------------------------------------------------- update
-    @guarded
-    def before_optimizer(self, optimizer):
-        if self.steps == 0 and self.step is not None and "grads" not in self.step and not self.depth:
-            grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-            self.seen["grads"] = self.seen.get("grads", 0) + sum(self.bytes_of(g) for g in grads)
+    def gradients(self):
+        """Bytes in `.grad` of the parameters where backward has ended. What DeepSpeed keeps in buffers of its own is not there."""
+        model = self.step["model"]()
+        lists = [group["params"] for o in list(self.optimizers) for group in o.param_groups] + [model.parameters() if model else ()]
+        grads = {id(p): p.grad for params in lists for p in params if p.grad is not None}
+        return sum(self.bytes_of(g) for g in grads.values() if g.is_cuda)
 
     def after_optimizer(self, optimizer):
         self.optimizer_stepped(optimizer)
@@ -449,6 +475,8 @@ class Recorder:
     def optimizer_stepped(self, optimizer):
         if self.engine_steps or self.step is None:
             return
+        if self.loss is not None:
+            self.seen.setdefault("detaches_loss", self.loss() is None)
         key = id(optimizer)
         self.dormant.discard(optimizer)
         self.optimizers.add(optimizer)
@@ -499,10 +527,15 @@ class Recorder:
             return
         step["taken"] = True
         micro = step["micro"]
+        highest = max(micro, key=lambda m: max((m[k][1] for k in ("forward", "backward") if m.get(k)), default=0))
+        batch = lambda m: [m.get(k) for k in ("shape", "masked")]
+        unlike = batch(highest) != batch(micro[0])
+        written = ("base", "inputs", "shape", "masked", "tokens", "forward", "backward")
         marks = [m[k] for m in micro for k in ("forward", "backward") if m.get(k)]
         line = dict(t="step", n=n, at=self.wall(), seconds=step["ended"] - step["began"], base=step["base"],
-                    micro=[{k: m.get(k) for k in ("base", "inputs", "shape", "tokens", "forward", "backward")} for m in micro[:1]],
-                    micros=len(micro), backward_end=(micro[-1].get("backward") or [None])[0], tokens=sum(m["tokens"] for m in micro), update=step["update"],
+                    # The first, and the one that peaks highest where its batch is another.
+                    micro=[{k: m.get(k) for k in written} for m in micro[:1] + [highest] * unlike],
+                    micros=len(micro), varied=any(batch(m) != batch(highest) for m in micro), backward_end=(micro[-1].get("backward") or [None])[0], tokens=sum(m["tokens"] for m in micro), update=step["update"],
                     peaks=[max(mark[i] for mark in marks) for i in (1, 3, 5)] if marks else None)
         if n == 1:
             self.first_step()

@@ -18,7 +18,7 @@ pub(super) fn install(directory: &Path, args: &Args) -> io::Result<()> {
     let command: Vec<_> = args.command.iter().map(|word| word.to_string_lossy()).collect();
     let options = serde_json::json!({
         "steps": args.steps, "warmup": args.warmup, "stop_after": args.stop_after, "snapshot": args.snapshot,
-        "command": command,
+        "command": command, "variables": super::launcher::variables().collect::<Vec<_>>(),
     });
     fs::write(directory.join("options.json"), options.to_string())
 }

@@ -202,21 +202,23 @@ class Job:
         for name, p in base.named_parameters():
             if "lora_" not in name and p.is_floating_point():
                 counts[str(p.dtype)] = counts.get(str(p.dtype), 0) + p.numel()
-        autocast = self.seen.get("autocast")
+        autocast, several = self.seen.get("autocast"), len(counts) > 1
         quantized = getattr(base, "quantization_method", None) or getattr(base, "is_quantized", False)
         if not counts:
             return None
         weights = FLOATS.get(max(counts, key=counts.get))
+        if several and not quantized and not hasattr(model, "get_base_model") and min(counts.values()) * 100 > sum(counts.values()):
+            self.not_told("weights in " + " and ".join(sorted(FLOATS.get(c, c) for c in counts)))
         if autocast is not None:
             half = FLOATS.get(autocast)
+            if weights == half == "bf16" and not quantized:
+                return "bf16_autocast"
             if weights != "fp32" and not quantized:
-                self.not_told(f"autocast over weights in {weights}")
+                self.not_told(f"autocast to {half} over weights in {weights}")
             return f"amp_{half}"
         if quantized:
             compute = str(getattr(base.config.quantization_config, "bnb_4bit_compute_dtype", "torch.float16"))
             return f"pure_{FLOATS.get(compute, 'bf16')}"
-        if len(counts) > 1 and not hasattr(model, "get_base_model") and min(counts.values()) * 100 > sum(counts.values()):
-            self.not_told("weights in " + " and ".join(sorted(FLOATS.get(c, c) for c in counts)))
         if "deepspeed" in self.plan.get("parallel", {}).get("data", {}):
             return f"pure_{weights}" if weights != "fp32" else "fp32"
         return "fp32" if weights == "fp32" else f"pure_{weights}"
@@ -282,6 +284,10 @@ class Job:
                 found["rank"] = group["rank"]
                 if name == "apollo_adamw":
                     found["scale_type"] = group.get("scale_type", "channel")
+        sizes = sorted(sum(p.numel() for p in g["params"]) for g in o.param_groups)
+        if module.startswith("torch.optim") and found.get("impl") in (None, "foreach") and sum(sizes[:-1]) * 100 > sum(sizes):
+            # `step` runs the lists of one group after the other: its temporaries are those of the largest.
+            self.not_told(f"{len(sizes)} groups of parameters, which the optimizer steps one after another")
         if group.get("capturable") or group.get("differentiable"):
             self.not_told("a capturable or differentiable optimizer")
         return found
@@ -294,9 +300,14 @@ class Job:
             self.not_told("several forwards for one backward")
         sizes = micros[0].get("shape") or {}
         labels = "labels" in sizes
-        if "attention_mask" in sizes:
-            mask = "an attention mask was passed: where some of it hides padding, the step holds a mask that the plan does not have"
-            self.r.note(mask)
+        mask = sizes.get("attention_mask")
+        if mask is not None and len(mask) != 2:
+            self.not_told("an attention mask of the caller's own")
+        elif mask is not None and "masked" not in micros[0]:
+            if self.recipe.get("compile"):
+                self.r.note("an attention mask was passed: whether some of it hides padding cannot be seen of a compiled model, and the plan has none")
+            else:
+                self.not_told("whether the attention mask hides padding: no attention was seen that takes it")
         ids, pixels = sizes.get("input_ids"), sizes.get("pixel_values")
         decoder = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
         first = sizes.get("0")
@@ -396,15 +407,39 @@ class Job:
             self.recipe["clip_grad"] = self.seen["clip_grad"]
         if self.seen.get("keeps_outputs"):
             self.recipe["keep_outputs"] = True
+        if self.seen.get("detaches_loss"):
+            self.recipe["detaches_loss"] = True
         if self.seen.get("outputs_live_on"):
             self.recipe["keep_outputs"] = self.recipe["keep_variables"] = True
         if self.seen.get("zeroed_after_forward") and self.seen.get("keeps_grads", True):
             self.recipe["zero_grad"] = "after_forward"
         elif self.seen.get("keeps_grads"):
             self.recipe["zero_grad"] = "zero"
-        if any(type(m).__name__.startswith("Liger") or "liger" in type(m).__module__ or
-               "liger" in getattr(type(m).forward, "__module__", "") or "liger" in getattr(m.forward, "__module__", "")
-               for m in model.modules()):
-            self.not_told("Liger's kernels")
+        self.liger(model)
         if any("Float8" in type(m).__name__ for m in model.modules()):
             self.recipe["float8"] = True
+
+    def liger(self, model):
+        """Liger's kernels, by what runs in the place of transformers' own (`liger_kernel/transformers/monkey_patch.py`)."""
+        is_liger = lambda of: (getattr(of, "__module__", None) or "").startswith("liger_kernel")
+        base = model.get_base_model() if hasattr(model, "get_base_model") else model
+        known = dict(LigerRMSNorm="rms_norm", LigerSwiGLUMLP="swiglu", LigerPhi3SwiGLUMLP="swiglu", LigerGEGLUMLP="swiglu")
+        found = set()
+        for m in model.modules():
+            # accelerate wraps a model's forward.
+            forward = getattr(m, "_original_forward", None) or m.__dict__.get("forward") or type(m).forward
+            if is_liger(forward):
+                owner = forward.__qualname__.partition(".")[0]
+                if m is base:
+                    found.add("fused_linear_cross_entropy")
+                elif owner in known:
+                    found.add(known[owner])
+                else:
+                    self.not_told(f"Liger's {owner}")
+        ours = next((c.__module__ for c in type(base).__mro__ if c.__module__.startswith("transformers.models.")), None)
+        if is_liger(getattr(sys.modules.get(ours), "apply_rotary_pos_emb", None)):
+            found.add("rope")
+        if is_liger(self.torch.nn.functional.cross_entropy):
+            found.add("cross_entropy")
+        if found:
+            self.recipe["liger"] = sorted(found)

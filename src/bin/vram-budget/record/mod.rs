@@ -7,6 +7,7 @@
 mod child;
 mod follow;
 mod hook;
+mod launcher;
 mod outside;
 pub(crate) mod recording;
 mod tensorboard;
@@ -18,7 +19,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 use vram_budget::measure::{Ended, Measurement};
 
-use crate::merge::merge;
+use crate::merge::{merge, merge_here};
 use crate::probe::Nvml;
 
 /// What to run, and what to measure of it.
@@ -118,7 +119,8 @@ fn save(out: &Out, ended: &Ended, outside: Option<&outside::Seen>) -> anyhow::Re
             write(&of_rank(file, rank), one)?;
         }
     }
-    let whole = merge(found.measurements);
+    // Where a launcher started this program once a rank, the others have documents of their own.
+    let whole = if rank_here().is_some() { merge_here(found.measurements) } else { merge(found.measurements) };
     match &out.file {
         Some(file) => {
             write(file, &whole)?;
@@ -214,9 +216,8 @@ impl Out {
 /// The rank that a launcher gave this very process, one of several.
 #[expect(clippy::disallowed_methods, reason = "launchers say it in the environment")]
 fn rank_here() -> Option<u32> {
-    let number = |names: &[&str]| names.iter().find_map(|name| std::env::var(name).ok()?.parse::<u32>().ok());
-    let world = number(&["WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"])?;
-    number(&["RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"]).filter(|_| world > 1)
+    let (rank, world) = launcher::rank_of(|name| std::env::var(name).ok())?;
+    world.is_none_or(|world| world > 1).then_some(rank)
 }
 
 /// What the command is called: its script, where an interpreter or a launcher runs one.

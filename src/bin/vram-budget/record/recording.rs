@@ -17,6 +17,8 @@ use vram_budget::measure::{
 use vram_budget::plan::Plan;
 use vram_budget::units::Bytes;
 
+use super::launcher;
+
 /// The most points of a series: beyond, each stands for several steps.
 const MOST_POINTS: usize = 2000;
 
@@ -41,6 +43,9 @@ enum Line {
         rank: Option<u32>,
         world_size: Option<u32>,
         at: f64,
+        /// What launchers say.
+        #[serde(default)]
+        environment: BTreeMap<String, String>,
     },
     Note {
         text: String,
@@ -72,6 +77,9 @@ enum Line {
     },
 }
 
+/// A batch's sizes, by input.
+type Sizes = BTreeMap<String, Vec<u64>>;
+
 /// Allocated, its peak since the mark before, reserved, its peak, inactive split, its peak.
 type Mark = [i64; 6];
 
@@ -85,9 +93,12 @@ pub(super) struct Step {
     /// How long it took.
     pub(super) seconds: f64,
     base: Option<Mark>,
-    /// The first micro-batch alone.
+    /// The first micro-batch; after it the one that peaks highest, where its batch is another.
     micro: Vec<Micro>,
     micros: u64,
+    /// Whether its micro-batches differ in size.
+    #[serde(default)]
+    varied: bool,
     /// Tokens of all micro-batches.
     pub(super) tokens: u64,
     /// Allocated when the last backward had ended.
@@ -104,14 +115,23 @@ pub(super) struct Step {
 struct Micro {
     inputs: i64,
     #[serde(default)]
-    shape: Option<BTreeMap<String, Vec<u64>>>,
+    shape: Option<Sizes>,
+    /// Whether a mask that tells sequences apart reached attention; `None`: not seen.
+    #[serde(default)]
+    masked: Option<bool>,
     forward: Option<Mark>,
     backward: Option<Mark>,
 }
 
 impl Step {
-    fn shape(&self) -> Option<&BTreeMap<String, Vec<u64>>> {
-        self.micro.first()?.shape.as_ref()
+    /// The batch's sizes by input, of the micro-batch that peaks highest, and whether attention took a mask of it.
+    fn batch(&self) -> Option<(&Sizes, Option<bool>)> {
+        self.micro.last().and_then(|micro| Some((micro.shape.as_ref()?, micro.masked)))
+    }
+
+    /// Whether another step's batches are of the same sizes.
+    fn is_like(&self, other: &Self) -> bool {
+        self.batch() == other.batch() && self.micros == other.micros
     }
 
     /// Highest allocated, reserved and inactive split of the step.
@@ -132,6 +152,14 @@ impl Step {
             into.extend(bytes.map(|bytes| Reading::new(name, name.tier(), Figure::Bytes(bytes))));
         };
         add(StepReading::Base, Some(base));
+        add(StepReading::StepDelta, self.update.zip(self.backward_end).map(|(u, b)| u[0] - b));
+        add(StepReading::StepPeak, self.update.map(|m| m[1]));
+        add(StepReading::AfterStep, self.update.map(|m| m[0]));
+        add(StepReading::AfterZeroGrad, self.after_zero_grad);
+        add(StepReading::Peak, self.highest().map(|h| h[0]));
+        if self.micro.len() > 1 {
+            return; // Forward and backward are those of a batch that is not the job's.
+        }
         add(StepReading::Inputs, Some(micro.inputs));
         add(StepReading::ForwardDelta, micro.forward.map(|m| m[0] - base));
         add(StepReading::ForwardEnd, micro.forward.map(|m| m[0]));
@@ -139,11 +167,6 @@ impl Step {
         add(StepReading::BackwardDelta, micro.backward.zip(micro.forward).map(|(b, f)| b[0] - f[0]));
         add(StepReading::BackwardEnd, micro.backward.map(|m| m[0]));
         add(StepReading::BackwardPeak, micro.backward.map(|m| m[1]));
-        add(StepReading::StepDelta, self.update.zip(self.backward_end).map(|(u, b)| u[0] - b));
-        add(StepReading::StepPeak, self.update.map(|m| m[1]));
-        add(StepReading::AfterStep, self.update.map(|m| m[0]));
-        add(StepReading::AfterZeroGrad, self.after_zero_grad);
-        add(StepReading::Peak, self.highest().map(|h| h[0]));
     }
 }
 
@@ -236,8 +259,11 @@ fn process(bytes: &[u8]) -> Process {
             continue;
         };
         match line {
-            Line::Start { pid, host, rank, world_size, at } => {
+            Line::Start { pid, host, rank, world_size, at, environment } => {
                 (p.pid, p.host, p.rank, p.world_size, p.at) = (pid, host, rank, world_size, at);
+                if let (None, Some((rank, world))) = (rank, launcher::rank_of(|name| environment.get(name))) {
+                    (p.rank, p.world_size) = (Some(rank), world);
+                }
             }
             Line::Note { text } => p.notes.push(text),
             Line::Sizes { params, optimizer_state, optimizer_state_host, grads } => {
@@ -271,15 +297,28 @@ fn document(mut p: Process, ended: Option<&Ended>, warmup: u64) -> Measurement {
     let first = p.steps.first().filter(|step| step.n == 1).cloned();
     let measured = p.steps.iter().any(|step| step.base.is_some());
 
-    if let Some(step) = &steady {
-        step.readings(Which::Steady, &mut out.readings);
-    }
-    match (&first, &steady) {
-        (Some(first), Some(steady)) if first.shape() != steady.shape() || first.micros != steady.micros => {
-            p.notes.push("the batches differ in size: the readings of a step are those of the largest, the first step's are left out".into());
+    // The job's batch is that of the step that peaked highest, be it a step before the steady ones.
+    let highest = dearest(p.steps.iter()).cloned();
+    let early = |step: &Step| step.n <= 1 + warmup && !steady.as_ref().is_some_and(|steady| steady.is_like(step));
+    let job = highest.filter(early).or_else(|| steady.clone());
+    for (which, step) in [(Which::Steady, &steady), (Which::First, &first)] {
+        if let Some(step) = step.as_ref().filter(|step| job.as_ref().is_none_or(|job| job.is_like(step))) {
+            step.readings(which, &mut out.readings);
         }
-        (Some(first), _) => first.readings(Which::First, &mut out.readings),
-        (None, _) => {}
+    }
+    if let Some(job) = &job {
+        let mut note = |when: bool, text: String| p.notes.extend(when.then_some(text));
+        let differ = p.steps.iter().any(|step| !step.is_like(job));
+        note(differ, "the batches differ in size: the plan has the batch of the step that peaked highest, and the readings of other steps are left out".into());
+        let more = format!(
+            "the dearest batch came in step {}: a steady step over it needs more than was measured here, which the plan says",
+            job.n
+        );
+        note(steady.is_some() && early(job), more);
+        note(
+            job.varied,
+            "the micro-batches of a step differ in size: the plan has each as large as the dearest".into(),
+        );
     }
     for (name, bytes) in &p.sizes {
         out.readings.push(Reading::new(*name, name.tier(), Figure::Bytes(*bytes)));
@@ -298,7 +337,7 @@ fn document(mut p: Process, ended: Option<&Ended>, warmup: u64) -> Measurement {
         out.readings.push(Reading::new(name, name.tier(), figure));
     }
     out.series = series(&p.steps, warmup);
-    plan(&mut p, steady.as_ref().or(first.as_ref()), &mut out);
+    plan(&mut p, job.as_ref(), &mut out);
     failure(&p, &mut out);
     out.run = Some(run(p, steady.as_ref(), ended));
     out
@@ -306,9 +345,13 @@ fn document(mut p: Process, ended: Option<&Ended>, warmup: u64) -> Measurement {
 
 /// The step that stands for the steady ones: of those with the most tokens, the one that peaks highest.
 fn steady(steps: &[Step], warmup: u64) -> Option<&Step> {
-    let later = steps.iter().filter(|step| step.n > 1 + warmup);
-    // Of equals the first: `max_by_key` would take the last.
-    later.rev().max_by_key(|step| (step.tokens, step.highest().map_or(0, |h| h[0])))
+    dearest(steps.iter().filter(|step| step.n > 1 + warmup))
+}
+
+/// The step that peaks highest, without a GPU the one of most tokens; of equals the first.
+fn dearest<'a>(steps: impl DoubleEndedIterator<Item = &'a Step>) -> Option<&'a Step> {
+    // `max_by_key` takes the last of equals.
+    steps.rev().max_by_key(|step| (step.highest().map_or(0, |h| h[0]), step.tokens))
 }
 
 pub(super) fn series(steps: &[Step], warmup: u64) -> Vec<Series> {
@@ -366,12 +409,8 @@ fn plan(p: &mut Process, step: Option<&Step>, out: &mut Measurement) {
         card.remove("index");
     }
     // The batch of the step whose readings stand for the job.
-    if let (Some(shape), Some(Value::Object(recipe))) = (step.and_then(Step::shape), told.get_mut("recipe")) {
-        let ids = shape.get("input_ids").or_else(|| shape.get("0").filter(|of| of.len() == 2));
-        if let Some([batch, length]) = ids.map(Vec::as_slice) {
-            recipe.insert("micro_batch".into(), (*batch).into());
-            recipe.insert("seq_len".into(), (*length).into());
-        }
+    if let (Some(step), Some(Value::Object(recipe))) = (step, told.get_mut("recipe")) {
+        batch(step, recipe);
     }
     if why.is_empty() {
         match serde_json::from_value::<Plan>(Value::Object(told)) {
@@ -380,6 +419,29 @@ fn plan(p: &mut Process, step: Option<&Step>, out: &mut Measurement) {
         }
     }
     p.notes.extend(why.into_iter().map(|why| format!("no plan: it cannot say {why}")));
+}
+
+/// Puts a step's batch into a recipe that was read of another step.
+fn batch(step: &Step, recipe: &mut Map<String, Value>) {
+    let Some((shape, masked)) = step.batch() else { return };
+    let ids = shape.get("input_ids").or_else(|| shape.get("0").filter(|of| of.len() == 2));
+    if let Some([batch, length]) = ids.map(Vec::as_slice) {
+        recipe.insert("micro_batch".into(), (*batch).into());
+        recipe.insert("seq_len".into(), (*length).into());
+    } else if let Some([batch, ..]) = shape.get("pixel_values").or_else(|| shape.get("0")).map(Vec::as_slice) {
+        recipe.insert("micro_batch".into(), (*batch).into());
+    }
+    if recipe.contains_key("dec_seq")
+        && let Some([_, length]) = shape.get("labels").or_else(|| shape.get("decoder_input_ids")).map(Vec::as_slice)
+    {
+        recipe.insert("dec_seq".into(), (*length).into());
+    }
+    recipe.insert("grad_accum".into(), step.micros.into());
+    // Eager attention makes a mask of its own in any case: then one that was passed is all that can be told.
+    let eager = recipe.get("attention").is_some_and(|attention| attention == "eager");
+    if shape.contains_key("attention_mask") && (eager || masked == Some(true)) {
+        recipe.insert("padded".into(), true.into());
+    }
 }
 
 /// What the error message says, where memory ran out.
@@ -423,7 +485,7 @@ fn run(p: Process, steady: Option<&Step>, ended: Option<&Ended>) -> Run {
     let mut clock: Vec<[i64; 2]> = p.steps.first().into_iter().chain(p.steps.last()).map(ms).collect();
     clock.dedup();
     let samples = steady.and_then(|step| {
-        let shape = step.shape()?;
+        let (shape, _) = step.batch()?;
         let of = ["input_ids", "pixel_values", "0"].into_iter().find_map(|name| shape.get(name))?;
         of.first()?.checked_mul(step.micros)
     });
