@@ -14,12 +14,14 @@ use vram_budget::calibration::{Calibration, Fitted, Quantity, within};
 use vram_budget::measure::{Case, Figure, Measurement, Reading, ReadingName, Reported, StepReading, Which};
 use vram_budget::plan::{Framework, Plan, Version};
 use vram_budget::recipe::Precision;
-use vram_budget::reconcile::{Change, Prediction, Why, calibrate, predict_with_driver};
+use vram_budget::reconcile::{Change, Fit, Prediction, Why, calibrate, predict_with_driver};
 use vram_budget::units::{Bytes, MIB};
 
 const CASES: &str = include_str!("data/training-steps/cases.jsonl");
 const KEPT: &str = include_str!("data/training-steps/workspace-kept.jsonl");
 const VERSIONS: &str = include_str!("data/training-steps/versions.jsonl");
+const PYTORCH: &str = include_str!("data/training-steps/pytorch.jsonl");
+const DISTRIBUTED: &str = include_str!("data/distributed-steps/cases.jsonl");
 const PROCESS: ReadingName = ReadingName::Reported(Reported::Process);
 const USED: ReadingName = ReadingName::Reported(Reported::Used);
 
@@ -82,10 +84,19 @@ fn judge(runs: &[(Plan, Measurement)], name: ReadingName) -> Judged {
 
 /// The same of the mean error of several figures.
 fn judge_all(runs: &[(Plan, Measurement)], name: ReadingName, names: &[ReadingName]) -> Judged {
-    let fitted: Vec<_> = runs.iter().step_by(2).cloned().collect();
-    let fit = calibrate(&fitted);
+    let fit = calibrate(&runs.iter().step_by(2).cloned().collect::<Vec<_>>());
+    hold(&fit, runs.iter().skip(1).step_by(2), name, names)
+}
+
+/// Holds runs against a fit to others.
+fn hold<'a>(
+    fit: &Fit,
+    held: impl Iterator<Item = &'a (Plan, Measurement)>,
+    name: ReadingName,
+    names: &[ReadingName],
+) -> Judged {
     let mut judged = Judged { before: Vec::new(), after: Vec::new(), within: 0 };
-    for (plan, measurement) in runs.iter().skip(1).step_by(2) {
+    for (plan, measurement) in held {
         let measured = measurement.bytes(name).unwrap();
         let error = |predicted: &Prediction| {
             let of = |name: &ReadingName| {
@@ -162,6 +173,75 @@ fn settings_are_fitted_as_settings() {
         differ += 1;
     }
     assert!(differ >= 2, "{differ}");
+}
+
+/// Holds every second step of a release of PyTorch against a fit to the others; the plans are given the newest release. The
+/// share of held figures that lie in their interval.
+fn release(version: Version, stride: usize) -> [usize; 2] {
+    let mut runs = recorded(PYTORCH, 1);
+    runs.retain(|(plan, _)| plan.framework.pytorch == version);
+    let mut runs: Vec<_> = runs.into_iter().step_by(stride).collect();
+    runs.iter_mut().for_each(|(plan, _)| plan.framework.pytorch = Framework::default().pytorch);
+    let fit = calibrate(&runs.iter().step_by(2).cloned().collect::<Vec<_>>());
+    println!("PyTorch {version}: {:?}", fit.settings);
+    let peaks = [StepReading::ForwardPeak, StepReading::BackwardPeak, StepReading::StepPeak];
+    let peaks = peaks.map(|peak| ReadingName::Step(Which::Steady, peak));
+    let mut covered = [0; 2];
+    for (name, names) in
+        [(ReadingName::MaxAllocated, &peaks[..]), (ReadingName::MaxReserved, &[ReadingName::MaxReserved])]
+    {
+        let judged = hold(&fit, runs.iter().skip(1).step_by(2), name, names);
+        judged.helps(&format!("PyTorch {version}: {name}"));
+        covered = [covered[0] + judged.within, covered[1] + judged.after.len()];
+    }
+    covered
+}
+
+/// A hidden release of PyTorch, which changes what is allocated and the order in which blocks are taken.
+#[test]
+fn a_release_of_pytorch_is_fitted() {
+    release(Version(2, 11), 7);
+}
+
+/// Every release that was recorded, and every step of it.
+#[test]
+#[ignore = "minutes"]
+fn every_release_of_pytorch_is_fitted() {
+    let all = [6, 9, 11, 12, 14].map(|minor| release(Version(2, minor), 1));
+    let [within, of] = [0, 1].map(|at| all.iter().map(|one| one[at]).sum::<usize>());
+    println!("{within} of {of} within the interval of 90 %");
+    assert!(within * 100 >= 85 * of, "{within} of {of}");
+}
+
+/// Hidden communicators beside a hidden context: the recorded steps of one rank of several, with what a driver would show of the
+/// process, its scatter drawn from the seeds below. The context is told by processes that are alone.
+#[test]
+fn communicators_are_fitted() {
+    let (mut covered, mut all) = (0, 0);
+    let ranks: Vec<_> = recorded(DISTRIBUTED, 5)
+        .into_iter()
+        .filter(|(plan, _)| {
+            predict_with_driver(plan).is_ok() && plan.hardware().is_ok_and(|h| h.communicators.is_some())
+        })
+        .collect();
+    for (seed, communicators, scatter) in [(6, 240.0, 12.0), (7, 1_150.0, 40.0), (8, 2_000.0, 60.0)] {
+        let mut random = Random(seed);
+        let mut alone = recorded(CASES, 60);
+        let mut ranks = ranks.clone();
+        for (_, measurement) in &mut alone {
+            seen(measurement, PROCESS, 640.0 + 8.0 * random.normal());
+        }
+        for (_, measurement) in &mut ranks {
+            seen(measurement, PROCESS, 640.0 + 8.0 * random.normal() + communicators + scatter * random.normal());
+        }
+        let fit = calibrate(&alone.into_iter().chain(ranks.iter().step_by(2).cloned()).collect::<Vec<_>>());
+        let judged = hold(&fit, ranks.iter().skip(1).step_by(2), PROCESS, &[PROCESS]);
+        judged.helps(&format!("communicators of {communicators} MiB"));
+        covered += judged.within;
+        all += judged.after.len();
+    }
+    println!("{covered} of {all} within the interval of 90 %");
+    assert!(covered * 100 >= 85 * all && covered * 100 <= 97 * all, "{covered} of {all}");
 }
 
 /// Where there is nothing to fit, nothing is made worse.

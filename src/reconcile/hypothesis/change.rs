@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use crate::allocator;
 use crate::estimate::read_model;
 use crate::plan::{Framework, Plan, Version};
 use crate::recipe::{
@@ -73,10 +74,11 @@ const USUAL_RANKS: [u64; 3] = [16, 8, 64];
 const USUAL_MOMENTUM: f64 = 0.9;
 
 /// A version between any two changes of PyTorch's rules, the newest first.
-const PYTORCH: [Version; 12] = [
+const PYTORCH: [Version; 13] = [
     Version(2, 15),
     Version(2, 14),
     Version(2, 13),
+    Version(2, 12),
     Version(2, 11),
     Version(2, 10),
     Version(2, 8),
@@ -106,7 +108,9 @@ const TRANSFORMERS: [Version; 13] = [
 
 /// The versions whose rules for models of `family` differ from the plan's and from each other's.
 fn versions(plan: &Plan, family: &str, change: impl Fn(&mut Framework, Version), all: &[Version]) -> Vec<Version> {
-    let rules = |framework: &Framework| (Rules::of(framework, family), framework.workspace_kept());
+    // Of the allocator's rules the order of equal blocks alone matters whatever the settings are.
+    let ties = |version| allocator::rules::Rules::of(version).ties_by_record;
+    let rules = |of: &Framework| (Rules::of(of, family), of.workspace_kept(), ties(of.pytorch));
     let mut seen = vec![rules(&plan.framework)];
     let mut differ = |version: &Version| {
         let mut framework = plan.framework.clone();
