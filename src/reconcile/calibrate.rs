@@ -376,6 +376,13 @@ fn value(fitted: &[Quantity], of: Fitted) -> f64 {
     fitted.iter().find(|one| one.of == of).map_or(0.0, |one| one.value)
 }
 
+/// The efficiency that runs say, each the most likely seconds of its step as a share of those measured; what [`calibrate`] makes
+/// of them. `None`: they say nothing, or nothing that is within bounds.
+#[must_use]
+pub fn efficiency(shares: Vec<f64>) -> Option<Quantity> {
+    quantity(Fitted::Efficiency, shares, 0.0)
+}
+
 /// The middle of what the measurements say, and the interval of a further one. `None`: they say nothing, or nothing that is
 /// within bounds.
 fn quantity(of: Fitted, mut values: Vec<f64>, noise: f64) -> Option<Quantity> {
@@ -383,18 +390,27 @@ fn quantity(of: Fitted, mut values: Vec<f64>, noise: f64) -> Option<Quantity> {
     let mut value = median(&mut values)?;
     let count = values.len();
     let n = float(count);
+    // What lies beyond the middle in one of twenty.
+    let scatter = || {
+        let deviation = (values.iter().map(|one| (one - value).powi(2)).sum::<f64>() / (n - 1.0)).sqrt();
+        T.get(count.min(MANY - 1).checked_sub(2)?).map(|t| t * deviation)
+    };
     let [mut low, mut high] = if count == 1 {
         let side = (OF_ONE * value.abs()).max(noise);
         [value - side, value + side]
     } else if count < MANY {
-        let deviation = (values.iter().map(|one| (one - value).powi(2)).sum::<f64>() / (n - 1.0)).sqrt();
-        let side = T.get(count - 2)? * deviation * (1.0 + 1.0 / n).sqrt();
+        let side = scatter()? * (1.0 + 1.0 / n).sqrt();
         [value - side, value + side]
     } else {
         // One in twenty lies beyond each end.
         let beyond = (count + 1) / 20;
         [*values.get(beyond.checked_sub(1)?)?, *values.get(count.checked_sub(beyond)?)?]
     };
+    // Runs that scatter around what is assumed say no other.
+    if of == Fitted::Efficiency && count > 1 && (value - 1.0).abs() <= scatter()? / n.sqrt() {
+        value = 1.0;
+        (low, high) = (low.min(1.0), high.max(1.0));
+    }
     let may_be_nothing = matches!(of, Fitted::Overhead | Fitted::Fragmentation);
     // Three in four must show it.
     let shown = values.iter().filter(|one| **one * value.signum() > 0.0).count() * 4 >= count * 3;

@@ -8,6 +8,8 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
+use vram_budget::reconcile::efficiency;
+
 use crate::csv::Table;
 use row::Job;
 
@@ -16,6 +18,7 @@ use row::Job;
 struct Outcome {
     id: String,
     source: String,
+    gpu: String,
     class: Class,
     /// Seconds of a step.
     published_seconds: Option<f64>,
@@ -89,7 +92,18 @@ fn judge(row: crate::csv::Row<'_>) -> Outcome {
         Err(why) => (None, None, None, Some(why)),
     };
     let error = published.zip(predicted).map(|(published, predicted)| (published / predicted - 1.0) * 100.0);
-    Outcome { id, source, class, published_seconds: published, predicted_seconds: predicted, error, speeds, refused }
+    let gpu = row.get("gpu").to_owned();
+    Outcome {
+        id,
+        source,
+        gpu,
+        class,
+        published_seconds: published,
+        predicted_seconds: predicted,
+        error,
+        speeds,
+        refused,
+    }
 }
 
 /// What the rows of a source come to.
@@ -196,6 +210,61 @@ fn print(all: &[Outcome], rows: bool, out: &mut dyn Write) -> io::Result<()> {
         checked.line("checked alone", out)?;
         every.plus(&checked);
         every.line("all", out)?;
+    }
+    print_fitted(all, out)
+}
+
+/// What half of a source's rows of one card say of the other half.
+struct Fitted {
+    /// How many rows were fitted.
+    fitted: usize,
+    /// The efficiency that they say, as a share of what is assumed.
+    efficiency: f64,
+    /// The median error of the others in per cent, as assumed and with what was fitted.
+    errors: [f64; 2],
+    /// How many others there are, and how many lie in the interval of nine in ten.
+    held: usize,
+    inside: usize,
+}
+
+impl Fitted {
+    /// Of rows' predicted seconds, each as a share of those published. `None`: too few.
+    fn of(shares: &[f64]) -> Option<Self> {
+        let quantity = efficiency(shares.iter().copied().step_by(2).collect()).filter(|_| shares.len() >= 4)?;
+        let held: Vec<f64> = shares.iter().copied().skip(1).step_by(2).collect();
+        let median = |efficiency: f64| {
+            let mut errors: Vec<f64> = held.iter().map(|share| (efficiency / share - 1.0).abs() * 100.0).collect();
+            errors.sort_by(f64::total_cmp);
+            errors[(errors.len() - 1) / 2].midpoint(errors[errors.len() / 2])
+        };
+        Some(Self {
+            fitted: shares.len() - held.len(),
+            efficiency: quantity.value,
+            errors: [1.0, quantity.value].map(median),
+            held: held.len(),
+            inside: held.iter().filter(|share| (quantity.low..=quantity.high).contains(*share)).count(),
+        })
+    }
+}
+
+fn print_fitted(all: &[Outcome], out: &mut dyn Write) -> io::Result<()> {
+    let mut cards: BTreeMap<(&str, &str), Vec<f64>> = BTreeMap::new();
+    for one in all.iter().filter(|one| one.class == Class::Transformer) {
+        if let (Some(predicted), Some(published)) = (one.predicted_seconds, one.published_seconds) {
+            cards.entry((&one.source, &one.gpu)).or_default().push(predicted / published);
+        }
+    }
+    writeln!(
+        out,
+        "\nefficiency fitted on every second of a source's rows of one card, the others held: what `calibrate` does\n{:<12} {:<40} {:>7} {:>10} {:>9} {:>9} {:>7}",
+        "source", "card", "fitted", "efficiency", "before, %", "after, %", "inside"
+    )?;
+    for ((source, gpu), shares) in &cards {
+        let Some(Fitted { fitted, efficiency, errors: [before, after], held, inside }) = Fitted::of(shares) else {
+            continue;
+        };
+        let (gpu, inside): (String, _) = (gpu.chars().take(40).collect(), format!("{inside}/{held}"));
+        writeln!(out, "{source:<12} {gpu:<40} {fitted:>7} {efficiency:>10.3} {before:>9.1} {after:>9.1} {inside:>7}")?;
     }
     Ok(())
 }
