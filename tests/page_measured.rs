@@ -8,11 +8,14 @@ use vram_budget::calibration::Fitted;
 use vram_budget::measure::{Case, Figure, Measurement, Reading, ReadingName, Reported, TierName};
 use vram_budget::plan::Plan;
 use vram_budget::recipe::Precision;
+use vram_budget::reconcile::predict;
 use vram_budget::text::Locale;
 use vram_budget::units::MIB;
+use vram_budget::view::compare::{CompareTable, Comparing};
 use vram_budget::view::measured::Understood;
+use vram_budget::view::run::{Errand, Run};
 use vram_budget::view::study::{Explained, Study};
-use vram_budget::view::{Action, Field, State, link};
+use vram_budget::view::{Action, Field, Found, Kept, Notice, Panel, State, link};
 
 /// A recorded step of a small model under autocast, and its plan.
 fn recorded() -> Measurement {
@@ -208,4 +211,118 @@ fn what_the_texts_show_is_said_with_its_remedy() {
         shows.iter().any(|one| one.evidence.starts_with("A leak: ") && one.remedy.contains("loss.item()")),
         "{shows:?}"
     );
+}
+
+/// What the worker says of the configurations.
+fn compared(state: &Rc<State>) -> CompareTable {
+    let document = Errand::Compare.document(state).unwrap();
+    let (errand, about) = Errand::read(&document).unwrap();
+    assert_eq!(errand, Errand::Compare);
+    let mut comparing = Comparing::read(about).unwrap();
+    let mut last = 0;
+    while !comparing.advance() {
+        let (done, of) = comparing.progress();
+        assert!(last < done && done <= of);
+        last = done;
+    }
+    comparing.table(Locale::En)
+}
+
+fn names(table: &CompareTable) -> Vec<&str> {
+    table.rows.iter().map(|row| row.name.as_str()).collect()
+}
+
+#[test]
+fn inputs_and_what_was_measured_stand_side_by_side() {
+    let run = |id: &str, more: i64| {
+        let mut run = recorded();
+        run.id = Some(id.into());
+        for reading in &mut run.readings {
+            if let Figure::Bytes(bytes) = &mut reading.figure {
+                *bytes += more;
+            }
+        }
+        run
+    };
+    let document = |id: &str, more: i64| serde_json::to_string(&run(id, more)).unwrap();
+    // Kept: the inputs as they were; then two documents, one of them in two runs, dropped at once, with a plan and with what
+    // is nothing; then further inputs.
+    let kept = after(&start(), [Action::Keep(Kept::Inputs), Action::Keep(Kept::Inputs)]);
+    assert_eq!(kept.kept.len(), 1);
+    let other = serde_json::to_string(&vram_budget::view::example()).unwrap();
+    let files = [
+        ("a.json", document("first", 0)),
+        ("b.json", document("first", 1 << 20)),
+        ("c.json", document("second", 0)),
+        ("other-plan.json", other),
+        ("notes.txt", "nothing".into()),
+    ];
+    let files = files.map(|(name, text)| (name.to_owned(), text.into_bytes())).to_vec();
+    let state = after(&kept, [Action::Files(files), Action::Type(Field::MicroBatch, "4".into())]);
+    assert_eq!(state.notice, Some(Notice::FileUnreadable), "one of them is nothing");
+    assert!(state.is_open(Panel::Compare) && state.measured.taken.len() == 3 && state.measured.asked.is_some());
+
+    let table = compared(&state);
+    assert_eq!(names(&table).len(), 5, "each once: {:?}", names(&table));
+    assert_eq!((names(&table)[0], &names(&table)[2..]), ("these inputs", &["first", "second", "other-plan"][..]));
+    assert!(names(&table)[1].starts_with("own model, amp_bf16, micro-batch 2 "), "{:?}", names(&table));
+    let hows: Vec<&str> = table.rows.iter().map(|row| row.how.as_str()).collect();
+    assert_eq!(hows, ["predicted", "predicted", "2 runs", "measured", "predicted"]);
+    let [first, second] = [&table.rows[2], &table.rows[3]];
+    assert_eq!((first.spread.as_str(), second.spread.as_str()), ("1.00 MiB", "—"));
+    assert_eq!(second.predicted, format!("predicted {}", second.peak), "the walk is right to the byte");
+    assert!(table.empirical.is_empty(), "the model is known");
+
+    // A row's job is taken over, and undone; a row that is kept goes.
+    let row = &table.rows[4];
+    let taken = after(&state, [Action::TakeFound(row.plan.clone().unwrap(), row.name.clone())]);
+    assert_eq!(shown(&taken), &vram_budget::view::example());
+    assert_eq!(names(&compared(&taken)).len(), 4, "inputs that are kept are one row");
+    let less = after(&state, [Action::Unkeep(0), Action::Unkeep(9)]);
+    assert_eq!(less.kept.len(), 3);
+
+    // What is pasted is a row before it is kept, and one after.
+    let pasted = after(&kept, [Action::Paste(document("third", 0))]);
+    assert_eq!(names(&compared(&pasted)), ["these inputs", "third"]);
+    assert_eq!(names(&compared(&after(&pasted, [Action::Keep(Kept::Measured)]))), ["these inputs", "third"]);
+    let forgotten = after(&pasted, [Action::Keep(Kept::Measured), Action::Forget]);
+    assert_eq!(names(&compared(&forgotten)), ["these inputs", "third"]);
+
+    // The worker does one thing at a time, and what comes for other rows is not wanted.
+    let going = after(&state, [Errand::Search, Errand::Compare].map(|errand| Action::Run(Some(errand))));
+    assert!(matches!(going.errands.compared, Run::Going { .. }) && going.errands.search == Run::None);
+    let said = serde_json::to_string(&Found::Compared(Box::new(table.clone()))).unwrap();
+    let found = || Action::Found(Box::new(serde_json::from_str(&said).unwrap()));
+    assert!(matches!(&after(&going, [found()]).errands.compared, Run::Done { table: shown, .. } if **shown == table));
+    assert_eq!(after(&going, [Action::Unkeep(0), found()]).errands.compared, Run::None);
+    assert!(Comparing::read("nonsense").is_none());
+}
+
+/// Measurements of a model that is not known here: other batches of it are said to be empirical.
+#[test]
+fn a_model_that_is_not_known_is_empirical() {
+    let known = serde_json::to_string(&recorded()).unwrap();
+    let unknown = known.replace("\"model_type\":\"bert\"", "\"model_type\":\"nobody_knows\"");
+    assert_ne!(known, unknown);
+    let batch = |micro_batch: u64, id: &str| {
+        let mut run: Measurement = serde_json::from_str(&unknown).unwrap();
+        run.plan.as_mut().unwrap().recipe.micro_batch = micro_batch;
+        run.id = Some(id.into());
+        // As a step of so many sequences is predicted.
+        let mut of = recorded().plan.unwrap();
+        of.recipe.micro_batch = micro_batch;
+        let prediction = predict(&of).unwrap();
+        for reading in &mut run.readings {
+            reading.figure = Figure::Bytes(prediction.0[&reading.name]);
+        }
+        run
+    };
+    let files = [batch(2, "two"), batch(8, "eight")]
+        .map(|run| (format!("{}.json", run.id.clone().unwrap()), serde_json::to_string(&run).unwrap().into_bytes()));
+    let state = after(&start(), [Action::Type(Field::MicroBatch, "4".into()), Action::Files(files.to_vec())]);
+    let table = compared(&state);
+    assert!(table.rows[1..].iter().all(|row| !row.problems.is_empty()), "{table:?}");
+    assert_eq!(table.empirical.len(), 3, "{table:?}");
+    assert!(table.empirical[0].starts_with("Empirical, from 2 measurements"), "{table:?}");
+    assert!(table.empirical[2].starts_with("Micro-batch 4 of 512 tokens: "), "{table:?}");
 }

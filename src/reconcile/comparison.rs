@@ -1,7 +1,7 @@
 //! Configurations side by side, measured and predicted (A9): peak, speed, how far runs are apart, which fits, which is fastest,
 //! and what the memory that one leaves free would buy.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::bill::{Provenance, ProvenanceKind, Tier, Tiers};
 use crate::decide::search::decide_alone;
@@ -15,7 +15,7 @@ use crate::throughput::Range;
 use crate::units::Bytes;
 
 /// What is put side by side.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Configuration {
     /// What it is called.
     pub name: String,
@@ -23,6 +23,17 @@ pub struct Configuration {
     pub plan: Option<Plan>,
     /// Its runs that were measured, those to leave out left out. None: it is predicted.
     pub runs: Vec<Measurement>,
+}
+
+impl Configuration {
+    /// Takes a further run of a configuration among `all`, or the first of a new one: runs of one have a name and a job.
+    pub fn add(all: &mut Vec<Self>, name: String, measurement: Measurement) {
+        let same = |one: &&mut Self| !one.runs.is_empty() && one.name == name && one.plan == measurement.plan;
+        match all.iter_mut().find(same) {
+            Some(known) => known.runs.push(measurement),
+            None => all.push(Self { name, plan: measurement.plan.clone(), runs: vec![measurement] }),
+        }
+    }
 }
 
 /// The configurations and what stands out among them.
@@ -90,8 +101,9 @@ const PEAKS: [ReadingName; 4] = [
 ];
 
 /// A configuration of which is known what can be.
-struct Known<'a> {
-    configuration: &'a Configuration,
+#[derive(Debug)]
+struct Known {
+    configuration: Configuration,
     /// The job on its card; of one that is not known the card alone counts.
     plan: Plan,
     decision: Result<Decision, Vec<Issue>>,
@@ -100,21 +112,72 @@ struct Known<'a> {
 /// Puts configurations side by side. One that names no GPU of its own is taken to run on the machine of `plan`.
 #[must_use]
 pub fn side_by_side(plan: &Plan, configurations: &[Configuration]) -> Comparison {
-    let known: Vec<Known<'_>> = configurations.iter().map(|one| Known::of(plan, one)).collect();
-    let mut entries: Vec<Entry> = known.iter().map(Known::entry).collect();
-    let no_card = known.iter().all(|one| one.room().is_none());
-    let budget = entries.iter().filter_map(|entry| entry.peak).max().filter(|_| no_card);
-    for (entry, known) in entries.iter_mut().zip(&known) {
-        known.grow(entry, budget);
+    let mut comparing = Comparing::of(plan.clone(), configurations.to_vec());
+    while !comparing.advance() {}
+    comparing.found()
+}
+
+/// A comparison in slices, for a front end that must listen in between.
+#[derive(Debug)]
+pub struct Comparing {
+    plan: Plan,
+    /// What is not looked at yet, the last first.
+    todo: Vec<Configuration>,
+    known: Vec<Known>,
+    entries: Vec<Entry>,
+    budget: Option<Bytes>,
+    /// How often something was made larger: the micro-batch, then the sequence of each.
+    grown: usize,
+}
+
+impl Comparing {
+    /// The comparison of [`side_by_side`], not begun.
+    #[must_use]
+    pub fn of(plan: Plan, mut configurations: Vec<Configuration>) -> Self {
+        configurations.reverse();
+        Self { plan, todo: configurations, known: Vec::new(), entries: Vec::new(), budget: None, grown: 0 }
     }
-    let may_run = |entry: &Entry| entry.verdict != VerdictKind::DoesNotFit;
-    let fastest = best(&entries, |entry| entry.speed.map(likely).filter(|_| may_run(entry)));
-    let grown = |entry: &Entry| {
-        let grown = entry.micro_batch.and_then(|grown| grown.speed).map(|speed| speed.high);
-        grown.or(entry.speed.map(|speed| speed.high)).filter(|_| may_run(entry))
-    };
-    let fastest_grown = best(&entries, grown).filter(|at| entries.get(*at).is_some_and(|e| e.micro_batch.is_some()));
-    Comparison { budget, fastest, fastest_grown, entries }
+
+    /// Judges a further configuration, or makes one larger. True once there is nothing left.
+    pub fn advance(&mut self) -> bool {
+        if let Some(configuration) = self.todo.pop() {
+            let known = Known::of(&self.plan, configuration);
+            self.entries.push(known.entry());
+            self.known.push(known);
+            return false;
+        }
+        if self.grown == 0 {
+            let no_card = self.known.iter().all(|one| one.room().is_none());
+            self.budget = self.entries.iter().filter_map(|entry| entry.peak).max().filter(|_| no_card);
+        }
+        let at = self.grown / 2;
+        let Some((entry, known)) = self.entries.get_mut(at).zip(self.known.get(at)) else { return true };
+        known.grow(entry, self.budget, self.grown.is_multiple_of(2));
+        self.grown += 1;
+        false
+    }
+
+    /// How much is done, and of how much.
+    #[must_use]
+    pub const fn progress(&self) -> (usize, usize) {
+        let judged = self.known.len();
+        (judged + self.grown, (judged + self.todo.len()) * 3)
+    }
+
+    /// What has been found so far.
+    #[must_use]
+    pub fn found(&self) -> Comparison {
+        let entries = self.entries.clone();
+        let may_run = |entry: &Entry| entry.verdict != VerdictKind::DoesNotFit;
+        let fastest = best(&entries, |entry| entry.speed.map(likely).filter(|_| may_run(entry)));
+        let grown = |entry: &Entry| {
+            let grown = entry.micro_batch.and_then(|grown| grown.speed).map(|speed| speed.high);
+            grown.or(entry.speed.map(|speed| speed.high)).filter(|_| may_run(entry))
+        };
+        let fastest_grown =
+            best(&entries, grown).filter(|at| entries.get(*at).is_some_and(|e| e.micro_batch.is_some()));
+        Comparison { budget: self.budget, fastest, fastest_grown, entries }
+    }
 }
 
 /// The place of the entry of which most is said.
@@ -128,8 +191,8 @@ fn likely(range: Range) -> f64 {
     (range.low * range.high).sqrt()
 }
 
-impl<'a> Known<'a> {
-    fn of(plan: &Plan, configuration: &'a Configuration) -> Self {
+impl Known {
+    fn of(plan: &Plan, configuration: Configuration) -> Self {
         let Some(own) = &configuration.plan else {
             return Self { configuration, plan: plan.clone(), decision: Err(Vec::new()) };
         };
@@ -140,7 +203,7 @@ impl<'a> Known<'a> {
     }
 
     fn entry(&self) -> Entry {
-        let Configuration { name, plan, runs } = self.configuration;
+        let Configuration { name, plan, runs } = &self.configuration;
         let decided = self.decision.as_ref();
         let predicted = decided.ok().map(|decision| decision.estimate.tiers.allocated.peak_bytes);
         let issues = self.decision.as_ref().err().cloned().unwrap_or_default();
@@ -208,8 +271,8 @@ impl<'a> Known<'a> {
         Some(usable(&hardware)?.saturating_sub(margin))
     }
 
-    /// Says what the memory that is left would buy.
-    fn grow(&self, entry: &mut Entry, budget: Option<Bytes>) {
+    /// Says what the memory that is left would buy: by a larger micro-batch, or by a longer sequence.
+    fn grow(&self, entry: &mut Entry, budget: Option<Bytes>, micro_batch: bool) {
         let Some(peak) = entry.peak.filter(|peak| !peak.is_zero() && entry.verdict != VerdictKind::DoesNotFit) else {
             return;
         };
@@ -227,17 +290,13 @@ impl<'a> Known<'a> {
             return;
         }
         let growing = Growing { entry, decision, budget };
-        let micro_batch = growing.most(recipe.micro_batch, |to| {
+        let from = if micro_batch { recipe.micro_batch } else { recipe.seq_len };
+        let most = growing.most(from, |to| {
             let mut plan = self.plan.clone();
-            plan.recipe.micro_batch = to;
+            *(if micro_batch { &mut plan.recipe.micro_batch } else { &mut plan.recipe.seq_len }) = to;
             plan
         });
-        let seq_len = growing.most(recipe.seq_len, |to| {
-            let mut plan = self.plan.clone();
-            plan.recipe.seq_len = to;
-            plan
-        });
-        (entry.micro_batch, entry.seq_len) = (micro_batch, seq_len);
+        *(if micro_batch { &mut entry.micro_batch } else { &mut entry.seq_len }) = most;
     }
 }
 

@@ -33,6 +33,14 @@ pub enum Growth {
     Unknown,
 }
 
+/// Whether two measurements name jobs that differ in batch and sequence alone, or none.
+#[must_use]
+pub fn same_job(a: &Measurement, b: &Measurement) -> bool {
+    let (Some(a), Some(b)) = (&a.plan, &b.plan) else { return true };
+    let recipe = Recipe { micro_batch: b.recipe.micro_batch, seq_len: b.recipe.seq_len, ..a.recipe.clone() };
+    a.model == b.model && recipe == b.recipe && a.parallel == b.parallel
+}
+
 /// A fit to points: *empirical* wherever it is shown.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Empirical {

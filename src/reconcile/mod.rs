@@ -11,7 +11,7 @@ mod trend;
 use serde::{Deserialize, Serialize};
 
 pub use calibrate::{Fit, LeftOut, Why, calibrate, efficiency, job_of};
-pub use comparison::{Comparison, Configuration, Entry, Grown, side_by_side};
+pub use comparison::{Comparing, Comparison, Configuration, Entry, Grown, side_by_side};
 pub use diagnosis::{Symptom, diagnose};
 pub use hypothesis::{Certainty, Change, Hypothesis, Reconciliation, Search, Suspect, candidates, reconcile};
 pub use prediction::{Prediction, predict, predict_with_driver};

@@ -23,7 +23,7 @@ pub use advice::{AdviceCatalogue, Advised, Searched};
 pub use lengths::{LengthsCatalogue, LengthsSaid, ratio};
 pub use picks::PickCatalogue;
 pub use ranks::RankSaid;
-pub use reconcile::ReconcileCatalogue;
+pub use reconcile::{Compared, ReconcileCatalogue};
 pub use recording::{RecordingCatalogue, Said};
 pub use report::ReportCatalogue;
 pub use words::{Label, LinkProblem, Msg, Term};

@@ -8,7 +8,55 @@ use crate::reconcile::empirical::{Beyond, Empirical, EmpiricalPeak, Instant, Unf
 use crate::reconcile::{Certainty, Change, Comparison, Entry, Hypothesis, Reconciliation, Suspect, Symptom, Why};
 use crate::text::Locale;
 use crate::text::en::English;
+use crate::throughput::Range;
 use crate::units::Bytes;
+
+/// A line of a comparison, on the page.
+#[derive(Clone, Copy, Debug)]
+pub enum Compared<'a> {
+    /// Above all of it.
+    Ask,
+    /// What stands side by side.
+    Hint,
+    /// On the button that begins.
+    Start,
+    /// On the button that ends it.
+    Stop,
+    /// While it is worked out.
+    Going,
+    /// The table is of inputs that are no longer those shown.
+    Earlier,
+    /// On the button that keeps the inputs.
+    KeepInputs,
+    /// On the button that keeps what was measured.
+    KeepMeasured,
+    /// Above what is kept.
+    Kept,
+    /// On a button that takes one away.
+    Remove,
+    /// The name of the row of the inputs.
+    Inputs,
+    /// The name of what was measured and has none.
+    Measured(usize),
+    /// How a row's figures came about: of so many runs, or predicted.
+    Runs(usize),
+    /// Above the rows' names.
+    NameHead,
+    /// Above the peaks.
+    PeakHead,
+    /// Above how far runs are apart.
+    SpreadHead,
+    /// Above the speeds.
+    SpeedHead,
+    /// Above the verdicts.
+    VerdictHead,
+    /// Above what free memory would buy.
+    BuysHead,
+    /// What is predicted of a job that was measured.
+    Predicted(Bytes),
+    /// A plan, by what tells it from another.
+    Plan(&'a Plan),
+}
 
 /// What one language says. Every method is one idea; none has a default.
 pub trait ReconcileCatalogue: Sync {
@@ -42,8 +90,12 @@ pub trait ReconcileCatalogue: Sync {
     fn within(&self, tier: TierName, within: [Bytes; 2]) -> String;
     /// What a configuration's free memory would buy, as a phrase; empty where it buys nothing.
     fn buys(&self, entry: &Entry) -> String;
+    /// A speed in samples a second, as a phrase; a dash where it is not known.
+    fn samples_per_second(&self, speed: Option<Range>) -> String;
     /// What stands out among configurations, as sentences.
     fn stands_out(&self, found: &Comparison) -> Vec<String>;
+    /// A line of a comparison.
+    fn compared(&self, what: &Compared<'_>) -> String;
     /// What a fit to measurements of an unknown model rests on, as a sentence that labels it.
     fn empirical(&self, model: &Empirical) -> String;
     /// What an instant costs, as a phrase.

@@ -6,6 +6,7 @@
 pub mod advice;
 pub mod answer;
 pub mod bill;
+pub mod compare;
 mod draft;
 mod field;
 mod intake;
@@ -32,7 +33,7 @@ pub use field::Field;
 pub use intake::{Intake, MAX_READ, read, recognise};
 pub use pick::{Alternative, Pick};
 pub use reading::{Found, Incoming, MAX_CLIPBOARD, MAX_FILE, Reading, is_recording};
-pub use state::{Action, Measured, Notice, Outcome, Panel, Section, Shown, State, Theme, Undo, Work};
+pub use state::{Action, Kept, Measured, Notice, Outcome, Panel, Section, Shown, State, Theme, Undo, Work};
 
 use crate::machine::{GpuChoice, Machine};
 use crate::model::ModelSource;

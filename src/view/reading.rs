@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::measure::{self, ImportError, Imported, Measurement, Options};
 use crate::snapshot;
 use crate::text::Locale;
+use crate::view::compare::CompareTable;
 use crate::view::lengths::LengthsTable;
 use crate::view::ranks::RankTable;
 use crate::view::recording::Recording;
@@ -48,6 +49,8 @@ pub enum Found {
     Search(Box<SearchTable>),
     /// What every rank holds, which was asked for.
     Ranks(Box<RankTable>),
+    /// What became of a comparison that was asked for.
+    Compared(Box<CompareTable>),
     /// It was not understood.
     Refused(ImportError),
 }

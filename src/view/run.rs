@@ -3,10 +3,11 @@
 use std::rc::Rc;
 
 use crate::plan::Plan;
-use crate::view::Found;
+use crate::view::compare::CompareTable;
 use crate::view::lengths::LengthsTable;
 use crate::view::ranks::RankTable;
 use crate::view::search::SearchTable;
+use crate::view::{Found, State};
 
 /// What the worker can be asked to do for a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,23 +18,36 @@ pub enum Errand {
     Search,
     /// A walk of every rank.
     Ranks,
+    /// Configurations side by side.
+    Compare,
 }
 
 impl Errand {
-    /// What stands before the plan that is sent to the worker.
+    /// What stands before what is sent to the worker.
     #[must_use]
     pub const fn word(self) -> &'static str {
         match self {
             Self::Lengths => "lengths ",
             Self::Search => "search ",
             Self::Ranks => "ranks ",
+            Self::Compare => "compare ",
         }
     }
 
-    /// What is asked, and the plan's text.
+    /// What is sent to the worker: the inputs, of a comparison with what stands beside them. `None`: they are wrong.
+    #[must_use]
+    pub fn document(self, state: &State) -> Option<String> {
+        let asked = match self {
+            Self::Compare => serde_json::to_string(&state.configurations()?),
+            _ => serde_json::to_string(&state.draft.plan().ok()?),
+        };
+        Some(format!("{}{}", self.word(), asked.ok()?))
+    }
+
+    /// What is asked, and the text about what.
     #[must_use]
     pub fn read(text: &str) -> Option<(Self, &str)> {
-        [Self::Lengths, Self::Search, Self::Ranks]
+        [Self::Lengths, Self::Search, Self::Ranks, Self::Compare]
             .into_iter()
             .find_map(|errand| Some((errand, text.strip_prefix(errand.word())?)))
     }
@@ -48,6 +62,8 @@ pub struct Errands {
     pub search: Run<SearchTable>,
     /// A walk of every rank.
     pub ranks: Run<RankTable>,
+    /// Configurations side by side.
+    pub compared: Run<CompareTable>,
 }
 
 impl Errands {
@@ -59,17 +75,21 @@ impl Errands {
             Errand::Lengths => self.lengths = Run::begun(plan),
             Errand::Search => self.search = Run::begun(plan),
             Errand::Ranks => self.ranks = Run::begun(plan),
+            Errand::Compare => self.compared = Run::begun(plan),
         }
     }
 
     /// Stops what goes on. True where something did.
     pub(super) fn stop(&mut self) -> bool {
-        self.lengths.stop() | self.search.stop() | self.ranks.stop()
+        self.lengths.stop() | self.search.stop() | self.ranks.stop() | self.compared.stop()
     }
 
     /// Takes how far the one that goes on is. True where one does.
     pub(super) fn so_far(&mut self, read: u64, of: Option<u64>) -> bool {
-        self.lengths.so_far(read, of) | self.search.so_far(read, of) | self.ranks.so_far(read, of)
+        self.lengths.so_far(read, of)
+            | self.search.so_far(read, of)
+            | self.ranks.so_far(read, of)
+            | self.compared.so_far(read, of)
     }
 
     /// Takes what was found so far.
@@ -85,6 +105,7 @@ impl Errands {
             Found::Lengths(table) => self.lengths.take(*table),
             Found::Search(table) => self.search.take(*table),
             Found::Ranks(table) => self.ranks.take(*table),
+            Found::Compared(table) => self.compared.take(*table),
             other => return Some(other),
         }
         None

@@ -10,11 +10,11 @@ use crate::measure::{self, ImportError, Imported, Measurement, Options, Unit};
 use crate::model::ModelSource;
 use crate::plan::{Plan, Policy};
 use crate::recipe::{Attention, Checkpointing, Loss, OptimizerImpl, OptimizerName, Precision};
-use crate::text::LinkProblem;
-use crate::text::Locale;
+use crate::reconcile::Configuration;
+use crate::text::{Compared, LinkProblem, Locale};
 use crate::units::Bytes;
 use crate::view::recording::Recording;
-use crate::view::run::{Errand, Errands};
+use crate::view::run::{Errand, Errands, Run};
 use crate::view::study::{Answered, Asked, Explained, Fitted};
 use crate::view::{
     Alternative, Draft, Field, Found, GpuPick, Incoming, Intake, MAX_READ, Reading, Trained, is_recording, job, link,
@@ -23,6 +23,8 @@ use crate::view::{
 
 /// How many tried remedies can be undone.
 const MAX_UNDO: usize = 32;
+/// How many configurations are kept to be compared.
+const MAX_KEPT: usize = 16;
 
 /// Everything that the page knows.
 #[derive(Clone, Debug, PartialEq)]
@@ -43,6 +45,8 @@ pub struct State {
     pub measured: Measured,
     /// What the worker is asked to do for the inputs.
     pub errands: Errands,
+    /// What is kept to be compared: plans, and what was measured.
+    pub kept: Rc<[Configuration]>,
     /// A file that is being read.
     pub reading: Option<Reading>,
     /// The colours.
@@ -228,6 +232,8 @@ pub enum Panel {
     Search,
     /// Every rank.
     Ranks,
+    /// Configurations side by side.
+    Compare,
 }
 
 /// The colours.
@@ -328,6 +334,15 @@ pub enum Notice {
     FileUnreadable,
 }
 
+/// What is kept to be compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kept {
+    /// The inputs.
+    Inputs,
+    /// What was measured.
+    Measured,
+}
+
 /// What can happen.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
@@ -410,6 +425,12 @@ pub enum Action {
     FoundSoFar(Box<Found>),
     /// Took over a plan that a search found, under this name.
     TakeFound(Box<Plan>, String),
+    /// Kept the inputs to be compared, or what was measured.
+    Keep(Kept),
+    /// No longer keeps one, by its place.
+    Unkeep(usize),
+    /// Dropped or picked several files with these names and bytes.
+    Files(Vec<(String, Vec<u8>)>),
     /// So many bytes of it have been read, of so many.
     ReadSoFar(u64, Option<u64>),
     /// What was found in it.
@@ -443,6 +464,7 @@ impl State {
             section: Section::default(),
             measured: Measured::default(),
             errands: Errands::default(),
+            kept: Rc::default(),
             reading: None,
             theme: Theme::default(),
             notice: None,
@@ -598,6 +620,13 @@ impl State {
                 self.errands.stop();
             }
             Action::TakeFound(plan, name) => self.try_plan(&plan, name),
+            Action::Keep(what) => self.keep(what),
+            Action::Unkeep(at) => {
+                let others = self.kept.iter().enumerate().filter(|(other, _)| *other != at);
+                let kept = others.map(|(_, one)| one.clone()).collect();
+                self.set_kept(kept);
+            }
+            Action::Files(files) => self.take_files(files),
             Action::ReadSoFar(read, total) => match &mut self.reading {
                 Some(reading) => (reading.read, reading.total) = (read, total),
                 None => {
@@ -656,6 +685,94 @@ impl State {
     #[must_use]
     pub fn is_stale(&self) -> bool {
         !self.outcome.issues.is_empty()
+    }
+
+    /// What stands side by side, the inputs first: what was measured and what is kept, each once. `None`: they are wrong.
+    #[must_use]
+    pub fn configurations(&self) -> Option<(Plan, Vec<Configuration>)> {
+        let plan = self.draft.plan().ok()?;
+        let name = Locale::En.reconcile().compared(&Compared::Inputs);
+        let mut all = vec![Configuration { name, plan: Some(plan.clone()), runs: Vec::new() }];
+        all.extend(self.measured_apart());
+        let same = |one: &Configuration| one.runs.is_empty() && one.plan.as_ref() == Some(&plan);
+        all.extend(self.kept.iter().filter(|one| !same(one)).cloned());
+        Some((plan, all))
+    }
+
+    /// What was measured and is not kept yet. Runs of one configuration are those with a name and a job.
+    fn measured_apart(&self) -> Vec<Configuration> {
+        let mut all = Vec::new();
+        let unnamed = Locale::En.reconcile().compared(&Compared::Measured(self.kept.len() + 1));
+        for one in self.measured.taken.iter() {
+            if !self.kept.iter().any(|kept| kept.runs.contains(one)) {
+                Configuration::add(&mut all, one.id.clone().unwrap_or_else(|| unnamed.clone()), one.clone());
+            }
+        }
+        all
+    }
+
+    fn keep(&mut self, what: Kept) {
+        let mut kept = self.kept.to_vec();
+        match what {
+            Kept::Inputs => {
+                let Ok(plan) = self.draft.plan() else { return };
+                let name = Locale::En.reconcile().compared(&Compared::Plan(&plan));
+                let new = Configuration { name, plan: Some(plan), runs: Vec::new() };
+                if !kept.contains(&new) {
+                    kept.push(new);
+                }
+            }
+            Kept::Measured => {
+                for Configuration { name, runs, .. } in self.measured_apart() {
+                    runs.into_iter().for_each(|run| Configuration::add(&mut kept, name.clone(), run));
+                }
+            }
+        }
+        self.set_kept(kept);
+    }
+
+    /// Another table than the one that is shown.
+    fn set_kept(&mut self, mut kept: Vec<Configuration>) {
+        kept.truncate(MAX_KEPT);
+        if *kept != *self.kept {
+            (self.kept, self.errands.compared) = (kept.into(), Run::None);
+        }
+    }
+
+    /// Takes several files at once: each plan and everything that was measured is kept to be compared.
+    fn take_files(&mut self, files: Vec<(String, Vec<u8>)>) {
+        let (mut kept, mut taken) = (self.kept.to_vec(), Vec::new());
+        let mut refused = false;
+        for (file, bytes) in files {
+            let stem = file.rsplit_once('.').map_or(file.as_str(), |(stem, _)| stem);
+            match recognise(&measure::decoded(&bytes)) {
+                Intake::Plan(plan) => {
+                    kept.push(Configuration { name: stem.into(), plan: Some(*plan), runs: Vec::new() });
+                }
+                Intake::Measurement(Ok(found)) => {
+                    for one in found {
+                        let Imported::Measurement { measurement, .. } = one else {
+                            refused = true;
+                            continue;
+                        };
+                        let name = measurement.id.clone().unwrap_or_else(|| stem.into());
+                        Configuration::add(&mut kept, name, (*measurement).clone());
+                        taken.push(*measurement);
+                    }
+                }
+                _ => refused = true,
+            }
+        }
+        if refused {
+            self.notice = Some(Notice::FileUnreadable);
+        }
+        self.set_kept(kept);
+        if !taken.is_empty() {
+            let recording = self.measured.recording.clone();
+            self.measure(Measured { taken: taken.into(), recording, ..Measured::default() });
+        }
+        self.section = Section::Measured;
+        self.apply(Action::Panel(Panel::Compare, true));
     }
 
     fn edit(&mut self, change: impl FnOnce(&mut Draft)) {
@@ -850,7 +967,7 @@ impl State {
                 Measured { recording: Some(Rc::new(*recording)), taken, ..Measured::default() }
             }
             // No file holds one.
-            Found::Lengths(_) | Found::Search(_) | Found::Ranks(_) => return,
+            Found::Lengths(_) | Found::Search(_) | Found::Ranks(_) | Found::Compared(_) => return,
             Found::Refused(error) => Measured { error: Some(error), taken, recording, ..Measured::default() },
         };
         self.measure(measured);

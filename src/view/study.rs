@@ -5,6 +5,7 @@ use std::rc::Rc;
 
 use serde::{Deserialize, Serialize};
 
+use crate::decide::RemedyId;
 use crate::measure::Measurement;
 use crate::plan::Plan;
 use crate::reconcile::{Hypothesis, Search, Symptom, calibrate, diagnose, job_of};
@@ -102,6 +103,7 @@ impl Study {
             evidence: words.symptom(symptom),
             check: words.check(symptom).into(),
             remedy: words.remedy(symptom).into(),
+            tries: symptom.remedies().to_vec(),
         };
         // What ran out of memory is said with its causes, and so is what ranks differ by.
         let failed = self.measurements.iter().any(|measurement| measurement.failure.is_some());
@@ -175,6 +177,8 @@ pub struct Shows {
     pub check: String,
     /// What to do about it.
     pub remedy: String,
+    /// The remedies that apply, to try those that help the inputs.
+    pub tries: Vec<RemedyId>,
 }
 
 /// What was fitted.

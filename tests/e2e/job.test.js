@@ -339,6 +339,42 @@ for (const { name, ...size } of WIDTHS) {
     await close();
   });
 
+  test(`${name}: inputs, what was measured and several files stand side by side`, async () => {
+    const { page, close } = await b.open(size);
+    await page.selectOption("#model", "gpt2");
+    await page.fill("#seq-len", "256");
+    await page.locator("#compare-panel > summary").click();
+    await page.locator("#keep-inputs").click();
+    await page.locator("#kept li").waitFor();
+    await page.fill("#micro-batch", "2");
+    const file = (id, peak) => ({
+      name: `${id}.json`,
+      mimeType: "application/json",
+      buffer: Buffer.from(JSON.stringify({ ...MEASURED, peak })),
+    });
+    await page.setInputFiles("#file", [file("fp32", 90e9), file("amp", 80302646784)]);
+    await eventually(async () => assert.equal(await page.locator("#kept li").count(), 3));
+    const long = await tasks(page, async () => {
+      await page.locator("#start-compare").click();
+      await page.locator("#compare-table").waitFor({ timeout: 120_000 });
+    });
+    assert.ok(long.at(-1) <= 50, `the longest task took ${long.at(-1)} ms`);
+    const rows = page.locator("#compare-table tbody tr");
+    const heads = await rows.locator("th").allInnerTexts();
+    assert.match(heads.join("\n"), /^these inputs\npredicted[^]*\ngpt2, pure_bf16, micro-batch 1 [^]*\nfp32\nmeasured[^]*\namp\nmeasured/);
+    assert.match(await rows.nth(2).innerText(), /83\.8 GiB[^]*Does not fit/);
+    assert.match(await page.locator("#compare-table").innerText(), /micro-batch \d+ \([^)]*samples\/s\)[^]*Fastest as it is: /);
+    assert.equal(await page.evaluate(() => document.documentElement.scrollWidth), size.width, "the table scrolls within itself");
+    await rows.nth(1).getByRole("button", { name: /^Take it over/ }).click();
+    await eventually(async () => assert.equal(await page.inputValue("#micro-batch"), "1"));
+    await page.locator("#compare-table .issue").first().waitFor();
+    await page.getByRole("button", { name: "Remove: amp" }).click();
+    await eventually(async () => assert.equal(await page.locator("#compare-table").count(), 0));
+    await page.locator("#undo").click();
+    await eventually(async () => assert.equal(await page.inputValue("#micro-batch"), "2"));
+    await close();
+  });
+
   test(`${name}: what was measured of another recipe is explained, taken over, calibrated and undone`, async () => {
     const { page, close } = await b.open(size);
     await page.selectOption("#precision", { label: "AMP, autocast to BF16" });

@@ -5,12 +5,11 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use serde_json::{Value, json};
-use vram_budget::measure::{Measurement, Options, Unit};
+use vram_budget::measure::{Options, Unit};
 use vram_budget::plan::Plan;
 use vram_budget::reconcile::{Comparison, Configuration, side_by_side};
-use vram_budget::text::{Locale, issue_line};
-use vram_budget::throughput::Range;
-use vram_budget::units::{Bytes, three_digits};
+use vram_budget::text::{Compared, Locale, issue_line};
+use vram_budget::units::Bytes;
 
 use crate::exit::Rejected;
 use crate::input;
@@ -51,7 +50,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         }
         for measurement in crate::import::read(path, &options)? {
             let name = measurement.id.clone().unwrap_or_else(|| name.clone());
-            add(&mut all, name, measurement);
+            Configuration::add(&mut all, name, measurement);
         }
     }
     for configuration in &mut all {
@@ -73,15 +72,6 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }
     out.flush()?;
     Ok(ExitCode::SUCCESS)
-}
-
-/// A further run of a configuration, or the first of a new one.
-fn add(all: &mut Vec<Configuration>, name: String, measurement: Measurement) {
-    let same = |one: &&mut Configuration| !one.runs.is_empty() && one.name == name && one.plan == measurement.plan;
-    match all.iter_mut().find(same) {
-        Some(known) => known.runs.push(measurement),
-        None => all.push(Configuration { name, plan: measurement.plan.clone(), runs: vec![measurement] }),
-    }
 }
 
 /// The plan in a file that is one; everything else is a measurement's.
@@ -109,13 +99,9 @@ fn print(found: &Comparison, out: &mut dyn Write) -> io::Result<()> {
     )?;
     for entry in &found.entries {
         let size = |bytes: Option<Bytes>| bytes.map_or_else(|| "—".to_owned(), |bytes| bytes.to_string());
-        let how = match entry.runs {
-            0 => "predicted".to_owned(),
-            1 => "measured".to_owned(),
-            runs => format!("{runs} runs"),
-        };
+        let how = words.compared(&Compared::Runs(entry.runs));
         let spread = entry.peaks.filter(|_| entry.runs > 1).map(|[low, high]| high.saturating_sub(low));
-        let speed = entry.speed.map_or_else(|| "—".to_owned(), rate);
+        let speed = words.samples_per_second(entry.speed);
         let line = format!(
             "{:<widest$}  {how:<13} {:>10} {:>10} {speed:>16}  {:<13} {}",
             entry.name,
@@ -136,10 +122,4 @@ fn print(found: &Comparison, out: &mut dyn Write) -> io::Result<()> {
         writeln!(out, "{said}")?;
     }
     Ok(())
-}
-
-/// A rate, or a range of rates.
-fn rate(Range { low, high }: Range) -> String {
-    let (low, high) = (three_digits(low), three_digits(high));
-    if low == high { low } else { format!("{low} to {high}") }
 }

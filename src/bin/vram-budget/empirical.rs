@@ -6,8 +6,7 @@ use std::process::ExitCode;
 
 use serde_json::{Value, json};
 use vram_budget::measure::{Measurement, Options, Unit};
-use vram_budget::recipe::Recipe;
-use vram_budget::reconcile::empirical::{Growth, Point, fit};
+use vram_budget::reconcile::empirical::{Growth, Point, fit, same_job};
 use vram_budget::text::Locale;
 use vram_budget::units::{Bytes, parse_bytes};
 
@@ -127,18 +126,6 @@ fn split(named: &str) -> anyhow::Result<(Option<(u64, u64)>, &str)> {
         None => {
             Err(Rejected::because(named, "write micro-batch and tokens a sequence in front, such as 4x1024=").into())
         }
-    }
-}
-
-/// Whether two measurements name jobs that differ in batch and sequence alone, or none.
-fn same_job(a: &Measurement, b: &Measurement) -> bool {
-    let job = |of: &Measurement| {
-        let plan = of.plan.as_ref()?;
-        Some((plan.model.clone(), Recipe { micro_batch: 1, seq_len: 1, ..plan.recipe.clone() }, plan.parallel.clone()))
-    };
-    match (job(a), job(b)) {
-        (Some(a), Some(b)) => a == b,
-        _ => true,
     }
 }
 

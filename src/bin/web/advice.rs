@@ -6,6 +6,7 @@ use vram_budget::view::{Action, Panel, Shown};
 use yew::prelude::*;
 
 use crate::answer::busy;
+use crate::controls::named;
 use crate::steps::priced;
 use crate::store::Handle;
 
@@ -17,14 +18,10 @@ pub(crate) fn advice_section(store: &Handle) -> Html {
     };
     let words = Locale::En.advice();
     let of = Recommendation::of(decision, Locale::En);
-    let take = |name: &str| {
-        let shown = name.to_owned();
-        let name = shown.clone();
-        html! {
-            <button class="btn" type="button" onclick={store.on(move |_: MouseEvent| Action::TakeWay(name.clone()))}>
-                { words.advised(Advised::TakeAll) }<span class="hide">{ format!(": {shown}") }</span>
-            </button>
-        }
+    let take = |shown: &str| {
+        let name = shown.to_owned();
+        let take = store.on(move |_: MouseEvent| Action::TakeWay(name.clone()));
+        named(words.advised(Advised::TakeAll).into(), shown, take)
     };
     let other = |(name, note): &(String, String)| {
         html! {

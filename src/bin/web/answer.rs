@@ -114,24 +114,27 @@ pub(crate) fn busy(is: bool) -> Option<&'static str> {
     is.then_some("true")
 }
 
-/// What to change first.
-fn first(store: &Handle, remedies: Option<&[RemedyRow]>) -> Html {
-    let text = store.text();
+/// Remedies to try.
+pub(crate) fn tries(store: &Handle, remedies: &[RemedyRow]) -> Html {
     let row = |remedy: &RemedyRow| {
         html! {
             <li>
                 <span>{ remedy.name.clone() }<span class="soft">{ remedy.summary.clone() }</span></span>
                 <span class="n">{ remedy.change.clone() }</span>
-                { try_button(store, remedy, text) }
+                { try_button(store, remedy, store.text()) }
             </li>
         }
     };
+    html! { <ul class="try" aria-busy={busy(store.0.is_unpriced())}>{ for remedies.iter().map(row) }</ul> }
+}
+
+/// What to change first.
+fn first(store: &Handle, remedies: Option<&[RemedyRow]>) -> Html {
+    let text = store.text();
     match remedies {
         None => html! { <p class="small soft">{ text.label(Label::Pricing) }</p> },
         Some([]) => html! { <p class="small soft">{ text.label(Label::NothingHelps) }</p> },
-        Some(remedies) => {
-            html! { <ul class="try" aria-busy={busy(store.0.is_unpriced())}>{ for remedies.iter().map(row) }</ul> }
-        }
+        Some(remedies) => tries(store, remedies),
     }
 }
 

@@ -171,3 +171,11 @@ pub(crate) fn Select(props: &SelectProps) -> Html {
 pub(crate) fn exact(bytes: Bytes) -> String {
     format!("{} B", vram_budget::units::grouped(bytes.get()))
 }
+
+/// A button beside one of several things, which says to those who do not see it which one it is about.
+#[inline(never)]
+pub(crate) fn named(says: String, name: &str, onclick: Callback<MouseEvent>) -> Html {
+    html! {
+        <button class="btn" type="button" {onclick}>{ says }<span class="hide">{ format!(": {name}") }</span></button>
+    }
+}

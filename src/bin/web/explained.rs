@@ -2,13 +2,18 @@
 //! something was measured or fitted alone, and out of line: the first answer is drawn without it.
 
 use vram_budget::calibration::{Intervals, intervals};
+use vram_budget::decide::RemedyId;
 use vram_budget::measure::TierName;
 use vram_budget::text::{Label, Locale};
+use vram_budget::view::remedy::{Quoted, rows};
 use vram_budget::view::study::{Explained, Offer, Shows};
 use vram_budget::view::{Action, Panel, Shown};
 use yew::prelude::*;
 
-use crate::answer::busy;
+use crate::answer::{busy, tries};
+use crate::controls::named;
+use crate::errand::panel;
+use crate::steps::priced;
 use crate::store::Handle;
 
 /// What explains the difference, and what the texts show.
@@ -50,6 +55,7 @@ fn explanation(store: &Handle, explained: &Explained) -> Html {
                 <p class="cause">{ shows.evidence.clone() }</p>
                 <p><strong>{ text.label(Label::Remedy) }</strong>{ " " }{ shows.remedy.clone() }</p>
                 <p class="soft"><strong>{ text.label(Label::CheckBy) }</strong>{ " " }{ shows.check.clone() }</p>
+                { helps(store, &shows.tries) }
             </div>
         }
     };
@@ -63,6 +69,15 @@ fn explanation(store: &Handle, explained: &Explained) -> Html {
     }
 }
 
+/// The remedies that apply and help the inputs, to try.
+fn helps(store: &Handle, ids: &[RemedyId]) -> Html {
+    let Some(decision) = priced(store) else { return Html::default() };
+    let of = |id: &RemedyId| decision.remedies.iter().position(|remedy| remedy.id == *id && remedy.saves());
+    let positions: Vec<usize> = ids.iter().filter_map(of).collect();
+    let rows = rows(decision, &positions, Quoted::Process, store.text());
+    if rows.is_empty() { Html::default() } else { tries(store, &rows) }
+}
+
 /// One explanation, and a button that takes it over.
 fn offer(store: &Handle, at: usize, offer: &Offer) -> Html {
     html! {
@@ -71,9 +86,7 @@ fn offer(store: &Handle, at: usize, offer: &Offer) -> Html {
             <p class="soft">{ offer.support.clone() }</p>
             if let Some((name, _)) = &offer.take {
                 <div class="acts">
-                    <button class="btn" type="button" onclick={store.on(move |_: MouseEvent| Action::TakeOffer(at))}>
-                        { store.text().label(Label::TakeOver) }<span class="hide">{ format!(": {name}") }</span>
-                    </button>
+                    { named(store.text().label(Label::TakeOver).into(), name, store.on(move |_: MouseEvent| Action::TakeOffer(at))) }
                 </div>
             }
         </div>
@@ -82,22 +95,17 @@ fn offer(store: &Handle, at: usize, offer: &Offer) -> Html {
 
 /// What else may explain it, drawn once it is asked for.
 fn others(store: &Handle) -> Html {
-    let Some(explained) = store.0.measured.explained.as_ref().filter(|all| all.offers.len() > 1) else {
+    if offers(store).len() < 2 {
         return Html::default();
-    };
-    let open = store.0.is_open(Panel::Offers);
-    let onclick = store.on(move |event: MouseEvent| {
-        event.prevent_default();
-        Action::Panel(Panel::Offers, !open)
-    });
-    html! {
-        <details class="note" id="other-offers" {open}>
-            <summary {onclick}>{ store.text().label(Label::OtherExplanations) }</summary>
-            if open {
-                { for explained.offers.iter().enumerate().skip(1).map(|(at, one)| offer(store, at, one)) }
-            }
-        </details>
     }
+    let (open, ask) = (store.0.is_open(Panel::Offers), store.text().label(Label::OtherExplanations).to_owned());
+    panel(store, ("other-offers", "note"), (Panel::Offers, open), ask, |store| {
+        offers(store).iter().enumerate().skip(1).map(|(at, one)| offer(store, at, one)).collect()
+    })
+}
+
+fn offers(store: &Handle) -> &[Offer] {
+    store.0.measured.explained.as_ref().map_or(&[], |explained| &explained.offers)
 }
 
 /// What was fitted, with its intervals and what they make of the answer's figures.

@@ -10,6 +10,7 @@ use yew::prelude::*;
 
 use crate::answer::what_is;
 use crate::controls::{Choice, Select, area_value, described_by, input_value, issue_list, text_field};
+use crate::errand::panel;
 use crate::more;
 use crate::platform;
 use crate::store::Handle;
@@ -526,17 +527,6 @@ fn gpus_row(store: &Handle) -> Html {
 }
 
 fn more_row(store: &Handle) -> Html {
-    let text = store.text();
-    let open = job::more_is_open(&store.0);
-    // The state opens it, so that what is in it is not drawn before.
-    let onclick = store.on(move |event: MouseEvent| {
-        event.prevent_default();
-        Action::Panel(Panel::More, !open)
-    });
-    html! {
-        <details class="more-inputs" id="more-inputs" {open}>
-            <summary {onclick}>{ text.label(Label::More) }</summary>
-            if open { { more::more_form(store) } }
-        </details>
-    }
+    let (open, more) = (job::more_is_open(&store.0), store.text().label(Label::More).to_owned());
+    panel(store, ("more-inputs", "more-inputs"), (Panel::More, open), more, more::more_form)
 }

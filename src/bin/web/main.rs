@@ -5,6 +5,7 @@ mod advice;
 mod answer;
 mod app;
 mod bill;
+mod compare;
 mod controls;
 mod errand;
 mod explained;

@@ -12,6 +12,7 @@ use vram_budget::view::recording::{Held, Recording, Replay, beside_prediction, p
 use vram_budget::view::{Action, Reading};
 use yew::prelude::*;
 
+use crate::compare::compare_panel;
 use crate::controls::area_value;
 use crate::explained::{calibrated, explained};
 use crate::platform;
@@ -68,6 +69,7 @@ pub(crate) fn measured_section(store: &Handle) -> Html {
                 if let Some(understood) = &understood { { tables(store, understood, text) } }
                 if let Some(shown) = shown.filter(|shown| shown.plan().calibration.is_some()) { { calibrated(store, shown) } }
                 if let Some(recording) = &measured.recording { { recorded(store, recording) } }
+                { compare_panel(store) }
             </div>
         </section>
     }

@@ -10,7 +10,6 @@ use gloo::file::callbacks::FileReader;
 use gloo::timers::callback::Timeout;
 use gloo::utils::{document, window};
 use js_sys::JsString;
-use vram_budget::plan::Plan;
 use vram_budget::units::Bytes;
 use vram_budget::view::run::Errand;
 use vram_budget::view::{
@@ -42,8 +41,8 @@ const THEME_KEY: &str = "vram-budget.theme";
 thread_local! {
     /// The last answer, whose inputs are in the link of the panel that a panic shows.
     static LAST: RefCell<Option<Shown>> = const { RefCell::new(None) };
-    /// A file that is being read: dropping the reader would stop it.
-    static READING: RefCell<Option<FileReader>> = const { RefCell::new(None) };
+    /// Files that are being read: dropping a reader would stop it.
+    static READING: RefCell<Vec<FileReader>> = const { RefCell::new(Vec::new()) };
 }
 
 /// The URL's fragment, with its `#`.
@@ -331,8 +330,8 @@ pub(crate) fn use_intake(store: &Handle) -> bool {
                         event.prevent_default();
                         paste(text, &dispatcher);
                     }
-                } else if let Some(file) = data.files().and_then(|files| files.get(0)) {
-                    read(file, dispatcher.clone());
+                } else if let Some(files) = data.files().filter(|files| files.length() > 0) {
+                    read_all(&files, &dispatcher);
                 } else if let Some(text) = text_of(&data) {
                     paste(text, &dispatcher);
                 }
@@ -367,8 +366,8 @@ pub(crate) fn use_intake(store: &Handle) -> bool {
             event.prevent_default();
             over.set(false);
             let Some(data) = event.dyn_ref::<DragEvent>().and_then(DragEvent::data_transfer) else { return };
-            if let Some(file) = data.files().and_then(|files| files.get(0)) {
-                read(file, dispatcher.clone());
+            if let Some(files) = data.files().filter(|files| files.length() > 0) {
+                read_all(&files, &dispatcher);
             } else if let Some(text) = text_of(&data) {
                 self::paste(text, &dispatcher);
             }
@@ -432,7 +431,35 @@ fn read(file: web_sys::File, dispatcher: Dispatcher) {
         Ok(bytes) => dispatcher.dispatch(Action::File(bytes)),
         Err(_) => dispatcher.dispatch(Action::Notice(Some(Notice::FileUnreadable))),
     });
-    READING.set(Some(reader));
+    READING.set(vec![reader]);
+}
+
+/// Reads one file as whatever it is; several short ones together, to be compared.
+fn read_all(files: &web_sys::FileList, dispatcher: &Dispatcher) {
+    let all: Vec<web_sys::File> = (0..files.length()).filter_map(|at| files.get(at)).collect();
+    if let [file] = &all[..] {
+        return read(file.clone(), dispatcher.clone());
+    }
+    let all: Vec<gloo::file::File> = all.into_iter().map(gloo::file::File::from).collect();
+    if let Some(long) = all.iter().find(|file| file.size() > MAX_READ as u64) {
+        let (name, bytes, limit) = (long.name(), Bytes(long.size()), Bytes(MAX_READ as u64));
+        dispatcher.dispatch(Action::Notice(Some(Notice::FileTooLarge { name, bytes, limit })));
+        return;
+    }
+    let (count, read) = (all.len(), Rc::new(RefCell::new(Vec::new())));
+    let readers = all.into_iter().enumerate().map(|(at, file)| {
+        let (name, read, dispatcher) = (file.name(), Rc::clone(&read), dispatcher.clone());
+        gloo::file::callbacks::read_as_bytes(&file, move |bytes| {
+            read.borrow_mut().push((at, name, bytes.unwrap_or_default()));
+            if read.borrow().len() == count {
+                // They are read in any order.
+                let mut read = read.take();
+                read.sort_unstable_by_key(|(at, ..)| *at);
+                dispatcher.dispatch(Action::Files(read.into_iter().map(|(_, name, bytes)| (name, bytes)).collect()));
+            }
+        })
+    });
+    READING.set(readers.collect());
 }
 
 /// Has the boot script's worker read a long file, one at a time.
@@ -449,14 +476,11 @@ pub(crate) fn stop_reading(store: &Handle) -> Callback<MouseEvent> {
     })
 }
 
-/// Has the worker do something for the inputs, or stops it: `what` stands before the plan that it is sent.
+/// Has the worker do something for the inputs, or stops it.
 pub(crate) fn run(store: &Handle, errand: Option<Errand>) -> Callback<MouseEvent> {
-    let dispatcher = store.dispatcher();
-    let asked = errand.zip(store.0.draft.plan().ok());
+    let (dispatcher, state) = (store.dispatcher(), Rc::clone(&store.0));
     Callback::from(move |_| {
-        let text =
-            |(errand, plan): &(Errand, Plan)| Some(format!("{}{}", errand.word(), serde_json::to_string(plan).ok()?));
-        let text = asked.as_ref().and_then(text);
+        let text = errand.and_then(|errand| errand.document(&state));
         dispatcher.dispatch(Action::Run(errand));
         let text = text.map_or(JsValue::NULL, JsValue::from);
         later(0, move || tell(&window(), "vram-budget:read", &text));
@@ -497,11 +521,11 @@ pub(crate) fn file_input(store: &Handle) -> Html {
     let dispatcher = store.dispatcher();
     let onchange = Callback::from(move |event: Event| {
         let Some(input) = event.target_dyn_into::<HtmlInputElement>() else { return };
-        if let Some(file) = input.files().and_then(|files| files.get(0)) {
-            read(file, dispatcher.clone());
+        if let Some(files) = input.files() {
+            read_all(&files, &dispatcher);
         }
         // The same file can be chosen again.
         input.set_value("");
     });
-    html! { <input id={FILE_ID} type="file" hidden=true aria-hidden="true" tabindex="-1" {onchange} /> }
+    html! { <input id={FILE_ID} type="file" multiple=true hidden=true aria-hidden="true" tabindex="-1" {onchange} /> }
 }

@@ -6,6 +6,7 @@ use vram_budget::view::search::{FoundRow, SearchTable};
 use vram_budget::view::{Action, Panel};
 use yew::prelude::*;
 
+use crate::controls::named;
 use crate::errand::{Words, errand, panel};
 use crate::frame::mark_class;
 use crate::store::Handle;
@@ -60,9 +61,7 @@ fn row(store: &Handle, of: &FoundRow) -> Html {
                 { format!(" {} · {}", of.held, of.speed) }
                 <span class="soft">{ of.name.clone() }</span>
             </span>
-            <button class="btn" type="button" onclick={take}>
-                { Locale::En.advice().advised(Advised::TakeAll) }<span class="hide">{ format!(": {}", of.name) }</span>
-            </button>
+            { named(Locale::En.advice().advised(Advised::TakeAll).into(), &of.name, take) }
         </li>
     }
 }

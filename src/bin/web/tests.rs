@@ -14,13 +14,14 @@ use vram_budget::recipe::{
     Attention, Checkpointing, LigerKernel, Loss, Method, OptimizerImpl, OptimizerName, Ppo, Precision,
 };
 use vram_budget::units::Bytes;
+use vram_budget::view::compare::{CompareRow, CompareTable};
 use vram_budget::view::lengths::{LengthsRow, LengthsTable};
 use vram_budget::view::measured::{EXAMPLE_DOCUMENT, EXAMPLE_OOM, EXAMPLE_SCRIPT};
 use vram_budget::view::ranks::{RankRow, RankTable};
 use vram_budget::view::run::Errand;
 use vram_budget::view::search::{FoundRow, SearchTable};
 use vram_budget::view::study::{Answered, Explained, Offer, Shows};
-use vram_budget::view::{Action, Alternative, Field, Found, GpuPick, Notice, Panel, State, Trained, example};
+use vram_budget::view::{Action, Alternative, Field, Found, GpuPick, Kept, Notice, Panel, State, Trained, example};
 use yew::LocalServerRenderer;
 
 use crate::app::{App, Props};
@@ -145,7 +146,12 @@ fn explained(actions: impl IntoIterator<Item = Action>) -> State {
             offer("More tokens.", Some(("more tokens".into(), example()))),
         ],
         unexplained: Some("Nothing we know explains 1.3 GiB.".into()),
-        shows: vec![Shows { evidence: "A leak.".into(), check: "Look.".into(), remedy: "Close it.".into() }],
+        shows: vec![Shows {
+            evidence: "A leak.".into(),
+            check: "Look.".into(),
+            remedy: "Close it.".into(),
+            tries: Vec::new(),
+        }],
     };
     let measured = [
         Action::Type(Field::SeqLen, "1024".into()),
@@ -285,6 +291,39 @@ fn states() -> Vec<(&'static str, State)> {
                 Action::Alternative(Alternative::Dp),
                 Action::Panel(Panel::Ranks, true),
                 Action::Run(Some(Errand::Ranks)),
+                found,
+                typed(Field::SeqLen, "64"),
+            ])
+        }),
+        (
+            "a comparison that is going",
+            after([
+                Action::MeasuredText(EXAMPLE_SCRIPT.into()),
+                Action::Panel(Panel::Compare, true),
+                Action::Keep(Kept::Inputs),
+                Action::Run(Some(Errand::Compare)),
+            ]),
+        ),
+        ("a comparison that is done, of earlier inputs", {
+            let row = |name: &str, plan| CompareRow {
+                name: name.into(),
+                how: "2 runs".into(),
+                peak: "2 GiB".into(),
+                predicted: "predicted 2 GiB".into(),
+                spread: "1 MiB".into(),
+                speed: "3 to 4".into(),
+                status: Status::Pass,
+                verdict: "Fits".into(),
+                buys: "micro-batch 2".into(),
+                problems: vec!["A problem.".into()],
+                plan,
+            };
+            let rows = vec![row("these inputs", Some(Box::new(example()))), row("a run", None)];
+            let table = CompareTable { rows, said: vec!["Fastest.".into()], empirical: vec!["Empirical.".into()] };
+            let found = Action::Found(Box::new(Found::Compared(Box::new(table))));
+            after([
+                Action::Panel(Panel::Compare, true),
+                Action::Run(Some(Errand::Compare)),
                 found,
                 typed(Field::SeqLen, "64"),
             ])
@@ -498,4 +537,42 @@ fn a_search_is_drawn_once_it_is_asked_for_with_a_button_beside_each_plan() {
     assert!(table.text.contains("earlier inputs") && table.text.contains("A problem."), "{}", table.text);
     let take = all.iter().filter(|e| e.tag == "button" && e.text == "Take it: micro-batch 1").count();
     assert_eq!(take, 2);
+}
+
+#[test]
+fn configurations_are_drawn_side_by_side_once_that_is_asked_for() {
+    let with = |wanted: &str| elements(&PAGES.iter().find(|(name, _)| *name == wanted).unwrap().1);
+    let ids = |all: &[Element]| all.iter().filter_map(|e| e.get("id").map(str::to_owned)).collect::<BTreeSet<_>>();
+    let closed = ids(&with("fits"));
+    assert!(closed.contains("compare-panel") && !closed.contains("start-compare"));
+    let going = with("a comparison that is going");
+    assert!(ids(&going).is_superset(&["stop-compare", "keep-inputs", "keep-measured"].map(str::to_owned).into()));
+    assert!(
+        going.iter().any(|e| e.tag == "button" && e.text.starts_with("Remove: llama-3.1-8b, pure_bf16, micro-batch 1"))
+    );
+    let all = with("a comparison that is done, of earlier inputs");
+    assert!(!ids(&all).contains("keep-measured"), "nothing was measured");
+    let table = all.iter().find(|e| e.get("id") == Some("compare-table")).unwrap();
+    for said in ["earlier inputs", "2 runs", "predicted 2 GiB", "micro-batch 2", "A problem.", "Fastest.", "Empirical."]
+    {
+        assert!(table.text.contains(said), "{said}: {}", table.text);
+    }
+    assert_eq!(all.iter().filter(|e| e.tag == "button" && e.text.starts_with("Take it over: ")).count(), 1);
+}
+
+#[test]
+fn what_the_texts_show_offers_the_remedies_that_help() {
+    let with = |tries: Vec<RemedyId>| {
+        let shows = Shows { evidence: "It ran out.".into(), check: "Look.".into(), remedy: "Change it.".into(), tries };
+        let explained = Explained { residual: None, offers: Vec::new(), unexplained: None, shows: vec![shows] };
+        let answered = Action::Answered(Box::new(Answered::Explained(explained)));
+        elements(&render(after([Action::MeasuredText(EXAMPLE_SCRIPT.into()), answered])))
+    };
+    let tries = |all: &[Element]| {
+        let inside = all.iter().find(|e| e.get("id") == Some("explained")).unwrap();
+        inside.text.matches("Try ").count()
+    };
+    let helps = with(vec![RemedyId::Checkpointing, RemedyId::EightBitOptimizer, RemedyId::LargerGpu]);
+    assert!(tries(&helps) >= 2, "{}", tries(&helps));
+    assert_eq!(tries(&with(Vec::new())), 0);
 }

@@ -9,6 +9,7 @@ use vram_budget::estimate::RankWalk;
 use vram_budget::fragmentation::Study;
 use vram_budget::plan::Plan;
 use vram_budget::text::Locale;
+use vram_budget::view::compare::Comparing;
 use vram_budget::view::lengths::LengthsTable;
 use vram_budget::view::ranks::{RankTable, walking};
 use vram_budget::view::run::Errand;
@@ -32,13 +33,17 @@ enum Work {
     Lengths(Box<Study>),
     Search(Box<Searching>),
     Ranks(Box<(Plan, RankWalk)>),
+    Compare(Box<Comparing>),
 }
 
 impl Work {
     /// It, not begun; what is refused.
     fn of(text: &str) -> Option<Result<Self, Found>> {
-        let (errand, plan) = Errand::read(text)?;
-        let plan: Plan = serde_json::from_str(plan).ok()?;
+        let (errand, about) = Errand::read(text)?;
+        if errand == Errand::Compare {
+            return Comparing::read(about).map(|of| Ok(Self::Compare(Box::new(of))));
+        }
+        let plan: Plan = serde_json::from_str(about).ok()?;
         Some(match errand {
             Errand::Search => Searching::of(&plan)
                 .map(|of| Self::Search(Box::new(of)))
@@ -46,7 +51,7 @@ impl Work {
             Errand::Lengths => Study::new(&plan)
                 .map(|of| Self::Lengths(Box::new(of)))
                 .map_err(|issues| Found::Lengths(Box::new(LengthsTable::refused(&issues, Locale::En)))),
-            Errand::Ranks => walking(&plan, Locale::En)
+            Errand::Ranks | Errand::Compare => walking(&plan, Locale::En)
                 .map(|of| Self::Ranks(Box::new((plan, of))))
                 .map_err(|table| Found::Ranks(Box::new(table))),
         })
@@ -63,6 +68,7 @@ impl Work {
             Self::Search(search) => {
                 search.advance(SLICE_EVENTS).then(|| Found::Search(Box::new(search.table(Locale::En))))
             }
+            Self::Compare(all) => all.advance().then(|| Found::Compared(Box::new(all.table(Locale::En)))),
             Self::Ranks(of) => match of.1.advance() {
                 Ok(false) => None,
                 Ok(true) => Some(Found::Ranks(Box::new(RankTable::of(&of.0, of.1.ranks(), Locale::En)))),
@@ -82,6 +88,7 @@ impl Work {
             Self::Lengths(study) => study.progress(),
             Self::Search(search) => search.progress(),
             Self::Ranks(of) => of.1.progress(),
+            Self::Compare(all) => all.progress(),
         }
     }
 }

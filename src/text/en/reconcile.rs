@@ -3,13 +3,14 @@
 use super::English;
 use crate::calibration::{Fitted, Quantity, whole};
 use crate::measure::TierName;
+use crate::model::ModelSource;
 use crate::plan::Plan;
-use crate::recipe::{Checkpointing, Loss, ZeroGrad};
+use crate::recipe::{Checkpointing, Loss, Precision, ZeroGrad};
 use crate::reconcile::empirical::{Beyond, Costs, Empirical, EmpiricalPeak, Instant, Unfit};
 use crate::reconcile::{
     Certainty, Change, Comparison, Entry, Grown, Hypothesis, Reconciliation, Suspect, Symptom, Trend, Why,
 };
-use crate::text::{Catalogue, ReconcileCatalogue, issue_line};
+use crate::text::{Catalogue, Compared, Locale, ReconcileCatalogue, Searched, issue_line};
 use crate::throughput::Range;
 use crate::units::{Bytes, three_digits};
 
@@ -322,6 +323,49 @@ impl ReconcileCatalogue for English {
             said.push(format!("With its free memory spent: {} {how}{}.", entry.name, speed.unwrap_or_default()));
         }
         said
+    }
+
+    fn samples_per_second(&self, speed: Option<Range>) -> String {
+        speed.map_or_else(|| "—".to_owned(), rate)
+    }
+
+    fn compared(&self, what: &Compared<'_>) -> String {
+        let said = match what {
+            Compared::Measured(n) => return format!("measured {n}"),
+            Compared::Runs(runs @ 2..) => return format!("{runs} runs"),
+            Compared::Predicted(bytes) => return format!("predicted {bytes}"),
+            Compared::Plan(plan) => {
+                let model = match &plan.model {
+                    ModelSource::Preset(name) => name,
+                    _ => "own model",
+                };
+                let precision = plan.recipe.precision.map_or("precision not known", Precision::name);
+                let varies = Locale::En.advice().searched(&Searched::Plan(plan));
+                return format!("{model}, {precision}, {varies}");
+            }
+            Compared::Ask => "Compare side by side",
+            Compared::Hint => {
+                "These inputs, what was measured, and what you keep: peak, speed, which fits, which is fastest, and what the free memory would buy. Several files dropped at once are a row each."
+            }
+            Compared::Start => "Compare",
+            Compared::Stop => "Stop",
+            Compared::Going => "Comparing…",
+            Compared::Earlier => "This is of earlier inputs.",
+            Compared::KeepInputs => "Keep these inputs",
+            Compared::KeepMeasured => "Keep what was measured",
+            Compared::Kept => "Kept",
+            Compared::Remove => "Remove",
+            Compared::Inputs => "these inputs",
+            Compared::Runs(0) => "predicted",
+            Compared::Runs(_) => "measured",
+            Compared::NameHead => "Configuration",
+            Compared::PeakHead => "Peak",
+            Compared::SpreadHead => "Spread",
+            Compared::SpeedHead => "Samples/s",
+            Compared::VerdictHead => "Verdict",
+            Compared::BuysHead => "Free memory would buy",
+        };
+        said.into()
     }
 
     fn empirical(&self, model: &Empirical) -> String {
