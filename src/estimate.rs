@@ -18,7 +18,7 @@ use crate::machine::{Capability, Hardware};
 use crate::model::{Model, ModelSource, ReadModel, presets, read_config};
 use crate::plan::{Framework, Plan, Version};
 use crate::recipe::optimizer::adam_mini;
-use crate::recipe::parallel::DataParallel;
+use crate::recipe::parallel::{DataParallel, InitDevice};
 use crate::recipe::{Attention, Checkpointing, FloatName, LigerKernel, Loss, Method, Precision, SdpaBackend};
 use crate::rule_of_thumb::{Thumb, rule_of_thumb};
 use crate::step::capacity::{SmallestCard, smallest_card};
@@ -109,6 +109,10 @@ pub enum Note {
     ReadNotMeasured,
     /// Transformer Engine's rules were read in its code; no step of it was measured here.
     TransformerEngineRead,
+    /// What lies on a disk follows rules that were read in DeepSpeed's code.
+    DiskNotMeasured,
+    /// The output head, tied to the table of words, is a matrix of its own under FSDP1.
+    TieLost,
     /// The allocator has not been replayed: allocated memory is at least what is said, reserved memory is not known.
     NotReplayed,
 }
@@ -120,6 +124,8 @@ pub struct Job {
     pub model: Box<dyn Model>,
     /// Whether only the text part of a larger model is counted.
     pub text_part_only: bool,
+    /// Whether the layout has given a tied head a matrix of its own.
+    pub tie_lost: bool,
     /// The device's properties that kernels look at.
     pub device: Device,
     /// Whether they are assumed.
@@ -188,7 +194,11 @@ impl Job {
                 let ReadModel { model, text_part_only } = read;
                 let scores = matches!(plan.recipe.method, Some(Method::Reward(_)));
                 let model = model.scored().filter(|_| scores).unwrap_or(model);
-                Ok(Self { model, text_part_only, device, capability_assumed, hardware, alloc_conf })
+                let ties = model.parameters().first().is_some_and(|words| words.linear);
+                let untied = model.untied().filter(|_| ties && loses_ties(&plan.parallel.data));
+                let tie_lost = untied.is_some();
+                let model = untied.unwrap_or(model);
+                Ok(Self { model, text_part_only, tie_lost, device, capability_assumed, hardware, alloc_conf })
             }
             _ => Err(issues),
         }
@@ -234,6 +244,11 @@ impl Job {
     pub fn walk_steady(&self, plan: &Plan, precision: Precision) -> Result<Walk, Vec<Issue>> {
         walk_steady(self.model.as_ref(), &self.as_trained(plan), precision, self.device).map_err(too_large)
     }
+}
+
+/// Whether tied weights come apart: FSDP1 puts each module of a model that was made on no device on the GPU by itself.
+fn loses_ties(data: &DataParallel) -> bool {
+    matches!(data, DataParallel::Fsdp1(options) if options.init == InitDevice::Meta)
 }
 
 /// What FP8 products need: matrices whose sides are multiples of 16, and compute capability 8.9.
@@ -508,6 +523,12 @@ fn quick_of(plan: &Plan, job: &Job, precision: Precision) -> Result<Estimate, Ve
     }
     if matches!(plan.parallel.data, DataParallel::Megatron(_)) {
         notes.push(Note::ReadNotMeasured);
+    }
+    if plan.parallel.data.is_on_disk() {
+        notes.push(Note::DiskNotMeasured);
+    }
+    if job.tie_lost {
+        notes.push(Note::TieLost);
     }
     notes.extend(versions::notes(&plan.framework));
     Ok(Estimate {

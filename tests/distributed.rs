@@ -5,11 +5,14 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 use vram_budget::bill::{Instant, Part};
+use vram_budget::decide::decide;
 use vram_budget::estimate::{Job, estimate, quick, ranks};
 use vram_budget::measure::{Case, Figure, ReadingName};
 use vram_budget::model::ModelSource;
 use vram_budget::plan::Plan;
-use vram_budget::recipe::parallel::{DataParallel, Ddp, Dp, Fsdp1, Fsdp2, Parallel, TensorParallel};
+use vram_budget::recipe::parallel::{
+    DataParallel, Ddp, DeepSpeed, Dp, Fsdp1, Fsdp2, Offload, OffloadDevice, Parallel, TensorParallel,
+};
 use vram_budget::recipe::{Precision, Recipe};
 use vram_budget::reconcile::predict;
 
@@ -64,7 +67,7 @@ fn peaks_are_as_measured() {
         counts,
         [
             ("ddp", 26),
-            ("fsdp1", 40),
+            ("fsdp1", 42),
             ("fsdp2", 53),
             ("hsdp", 2),
             ("none", 4),
@@ -79,7 +82,11 @@ fn peaks_are_as_measured() {
 }
 
 /// What a reading is not exact in, of which case.
-const INEXACT: [(&str, &str); 2] = [
+const INEXACT: [(&str, &str); 5] = [
+    // A segment of the small pool too few (2 MiB): GPT-2 under FSDP1 with gradients that are not reduced.
+    ("fsdp1_gpt2_bfbf_w8_ga4_nosync", "max_reserved"),
+    ("fsdp1_gpt2_bfbf_w8_ga4_nosync_lazy", "max_reserved"),
+    ("fsdp1_tied_gpt2_nosync", "max_reserved"),
     // A few scalars of the step.
     ("ds_gpt2_z3_fp32_w8", "steady.step_peak"),
     // 0.2 %: which of two blocks a gather's buffer takes.
@@ -105,7 +112,7 @@ fn readings_are_exact() {
         }
         seen += 1;
     }
-    assert_eq!(seen, 168 + 28);
+    assert_eq!(seen, 170 + 35);
 }
 
 /// Under `CPUOffloadPolicy` the GPU is as recorded, to the byte; the shards are in host memory, with as much of gradients and two
@@ -217,6 +224,67 @@ fn zero_in_host_memory_is_as_recorded() {
         seen += 1;
     }
     assert_eq!(seen, 30);
+}
+
+/// What lies on a disk takes buffers in host memory and no less on the GPU; no verdict says that it fits. What DeepSpeed refuses or
+/// is not modelled is refused by name.
+#[test]
+fn what_lies_on_a_disk_takes_no_less_of_the_gpu() {
+    let (_, mut plan, _) = cases_of(include_str!("data/distributed-steps/offload-zero.jsonl"))
+        .find(|(case, ..)| case.id == "dsp_llama_z3_bf16_both")
+        .unwrap();
+    // What is below 1 MiB is not written.
+    plan.parallel.world_size = 2;
+    let of = |optimizer: OffloadDevice, param: OffloadDevice, max_in_cpu: u64| {
+        let mut plan = plan.clone();
+        let DataParallel::DeepSpeed(options) = &mut plan.parallel.data else { panic!("no engine") };
+        options.offload_optimizer.device = optimizer;
+        options.offload_param = Offload { device: param, max_in_cpu, ..options.offload_param };
+        plan
+    };
+    let read = |plan: &Plan| estimate(plan).unwrap().readings.unwrap();
+    let (cpu, nvme) = (OffloadDevice::Cpu, OffloadDevice::Nvme);
+    let on_host = read(&of(cpu, cpu, 0));
+    let states = read(&of(nvme, cpu, 0));
+    assert!(states.max_allocated >= on_host.max_allocated);
+    let (before, after) = (on_host.offload.unwrap(), states.offload.unwrap());
+    // Masters and two moments, read and written; the buffers are as large as all of it, as it is one sub-group.
+    assert!(after.on_disk.get() >= 3 * 4 * (before.states.get() / 8) && after.from_disk == after.to_disk);
+    assert!(after.held > after.weights && after.on_disk.get() <= 16 * (before.states.get() / 8) + 4096);
+    let params = read(&of(nvme, nvme, 0)).offload.unwrap();
+    assert!(params.on_disk > after.on_disk && params.from_disk > after.from_disk);
+    // Five buffers of 100,000,000 elements.
+    assert!(params.held.get() > 1_000_000_000);
+    // Where all of it fits in host memory it stays there.
+    assert_eq!(read(&of(nvme, nvme, 1_000_000_000)).offload, read(&of(nvme, cpu, 0)).offload);
+    assert!(decide(&of(nvme, nvme, 0)).unwrap().throughput.is_none());
+    for (optimizer, param, stage) in [
+        (nvme, OffloadDevice::None, 2),
+        (OffloadDevice::None, nvme, 3),
+        (cpu, nvme, 2),
+        (cpu, cpu, 1),
+        (cpu, OffloadDevice::None, 0),
+    ] {
+        let mut plan = of(optimizer, param, 0);
+        let DataParallel::DeepSpeed(options) = &mut plan.parallel.data else { panic!("no engine") };
+        options.stage = stage;
+        assert!(quick(&plan).is_err(), "{optimizer:?} {param:?} {stage}");
+    }
+    let mut plan = of(nvme, nvme, 0);
+    let DataParallel::DeepSpeed(options) = &mut plan.parallel.data else { panic!("no engine") };
+    options.offload_param.buffer_size = 1000;
+    assert!(quick(&plan).is_err(), "a buffer that is too small");
+}
+
+/// Documents that say whether it is offloaded, and DeepSpeed's own sections.
+#[test]
+fn offloading_is_read_as_it_was_written_before() {
+    let read = |text: &str| serde_json::from_str::<DeepSpeed>(text).unwrap().offload_optimizer;
+    let to = |device: OffloadDevice| Offload { device, ..Offload::default() };
+    assert_eq!(read(r#"{"offload_optimizer": false}"#), to(OffloadDevice::None));
+    assert_eq!(read(r#"{"offload_optimizer": true}"#), to(OffloadDevice::Cpu));
+    assert_eq!(read(r#"{"offload_optimizer": {"device": "nvme"}}"#), to(OffloadDevice::Nvme));
+    assert_eq!(read("{}"), to(OffloadDevice::None));
 }
 
 /// What the second GPU of a process is off by: its part of the batch and of the model's buffers, which come and go with a forward.

@@ -154,7 +154,8 @@ impl<'a> Situated<'a> {
 /// The work of a plan whose speed can be estimated: what several models and phases take is not modelled, and `nn.DataParallel`
 /// waits for copies and for Python's threads.
 pub(crate) fn work_of(plan: &Plan) -> Option<Work> {
-    let apart = matches!(plan.parallel.data, DataParallel::Dp(_));
+    // Nor is what a disk takes known.
+    let apart = matches!(plan.parallel.data, DataParallel::Dp(_)) || plan.parallel.data.is_on_disk();
     (plan.recipe.method.is_none() && !apart).then(|| Work::of(plan)).flatten()
 }
 

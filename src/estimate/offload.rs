@@ -6,7 +6,7 @@ use crate::recipe::optimizer::OptimizerName;
 use crate::recipe::parallel::{DataParallel, DeepSpeed, Fsdp1, Fsdp2, Reshard, Wrap};
 use crate::step::load::layer_of;
 use crate::step::log::{Event, Mark};
-use crate::step::parallel::{FROM_HOST, part_of_all, shards_of_units};
+use crate::step::parallel::{FROM_HOST, LEAST_SWAPPED, SWAPPED_BY, part_of_all, shards_of_units, sub_groups};
 use crate::step::readings::OffloadReadings;
 use crate::step::shape::Shape;
 use crate::step::tensor::Dtype;
@@ -77,31 +77,71 @@ fn zero(model: &dyn Model, plan: &Plan, options: &DeepSpeed) -> OffloadReadings 
         held: sum(&[held(wide), held(wide), held(narrow), held(through), summed_held, states]),
         to_device: sum(&[narrow, times(summed, plan.recipe.grad_accum.saturating_sub(1))]),
         to_host: sum(&[times(part.min(all), 4), times(summed, plan.recipe.grad_accum)]),
+        ..OffloadReadings::default()
     }
 }
 
 /// Under stage 3 (`stage3.py`): FP32 masters and gradients, and the gradients of micro-batches in the engine's dtype, each of
 /// which goes to the host and comes back; this rank's parts of the parameters, always pinned, which come with each gather
-/// (`gathered` bytes in a step).
-fn zero3(model: &dyn Model, plan: &Plan, options: &DeepSpeed, gathered: u64) -> OffloadReadings {
+/// (`gathered`).
+fn zero3(model: &dyn Model, plan: &Plan, options: &DeepSpeed, gathered: Gathered) -> OffloadReadings {
     let element = Dtype::from(options.dtype).bytes();
     let ranks = plan.parallel.data_ranks().max(1);
-    let part: u64 = model.parameters().iter().filter_map(|p| Some(p.shape.numel()?.div_ceil(ranks))).sum();
+    let parts: Vec<u64> = model.parameters().iter().filter_map(|p| Some(p.shape.numel()?.div_ceil(ranks))).collect();
+    let part: u64 = parts.iter().sum();
     let (states_on, params_on) = (options.offload_optimizer.is_on(), options.offload_param.is_on());
     let of = |on: bool, bytes: u64| if on { part.saturating_mul(bytes) } else { 0 };
     let pinned = options.offload_optimizer.pin_memory;
     let (wide, narrow, shards) = (of(states_on, 4), of(states_on, element), of(params_on, element));
     let states = wide.saturating_mul(moments(plan));
     let each_batch = narrow.saturating_mul(plan.recipe.grad_accum);
-    OffloadReadings {
+    let mut all = OffloadReadings {
         weights: sum(&[wide, shards]),
         gradients: sum(&[wide, narrow]),
         states: Bytes(states),
         held: sum(&[wide, block(wide, pinned), block(narrow, pinned), block(shards, true), states]),
         // What is updated on the host is cast there, what is updated on the GPU too.
-        to_device: sum(&[gathered, each_batch, of(states_on && !params_on, element)]),
+        to_device: sum(&[gathered.all, each_batch, of(states_on && !params_on, element)]),
         to_host: sum(&[each_batch, wide, of(params_on && !states_on, 4)]),
+        ..OffloadReadings::default()
+    };
+    let mut held = all.held.get();
+    if options.offload_optimizer.is_on_disk() {
+        // Masters, moments and gradients of sub-groups that are large enough; buffers for the largest of them.
+        let groups = sub_groups(&parts, options.sub_group_size);
+        let aligned = |n: u64| n.div_ceil(SWAPPED_BY).saturating_mul(SWAPPED_BY * 4);
+        let swapped = groups.iter().map(|(n, _)| *n).filter(|n| n.saturating_mul(4) >= LEAST_SWAPPED);
+        let (kinds, largest) = (1 + moments(plan), groups.iter().map(|(n, _)| aligned(*n)).max().unwrap_or(0));
+        let (on_disk, off_host) =
+            swapped.fold((0u64, 0u64), |(disk, host), n| (disk.saturating_add(aligned(n)), host.saturating_add(n * 4)));
+        let gradients: u64 =
+            parts.iter().filter(|n| *n * 4 >= LEAST_SWAPPED).map(|n| n / SWAPPED_BY * SWAPPED_BY * 4).sum();
+        let gradients = gradients.min(off_host);
+        let moved = on_disk.saturating_mul(kinds).saturating_add(gradients);
+        held = held.saturating_sub(off_host.saturating_mul(1 + kinds));
+        held = held.saturating_add(largest.saturating_mul(options.offload_optimizer.buffer_count.unwrap_or(4)));
+        for to in [&mut all.on_disk, &mut all.from_disk, &mut all.to_disk] {
+            *to = Bytes(to.get().saturating_add(moved));
+        }
     }
+    let on_disk = options.offload_param;
+    // Where all fits below `max_in_cpu`, it is read once and stays in host memory.
+    if on_disk.is_on_disk() && part > on_disk.max_in_cpu {
+        let swapped = parts.iter().map(|n| n.saturating_mul(element)).filter(|bytes| *bytes >= LEAST_SWAPPED);
+        let swapped = swapped.fold(0u64, u64::saturating_add);
+        let buffers = on_disk.buffer_size.saturating_mul(on_disk.buffer_count.unwrap_or(5)).saturating_mul(element);
+        // What is written at once after a step has room for whole parameters of a sub-group (`reserve_partitioned_swap_space`).
+        let largest = sub_groups(&parts, options.sub_group_size).iter().map(|(n, _)| *n).max().unwrap_or(0);
+        let room = largest.saturating_mul(ranks).saturating_mul(element);
+        let flat = block(on_disk.max_in_cpu.saturating_mul(element), true);
+        held = held.saturating_sub(block(shards, true)).saturating_add(shards.saturating_sub(swapped));
+        held = held.saturating_add(buffers).saturating_add(room).saturating_add(flat);
+        all.on_disk = sum(&[all.on_disk.get(), swapped]);
+        all.from_disk = sum(&[all.from_disk.get(), gathered.large]);
+        all.to_disk = sum(&[all.to_disk.get(), swapped]);
+    }
+    all.held = Bytes(held);
+    all
 }
 
 /// Under FSDP1's `CPUOffload` (`_flat_param.py`, 2.15): each unit's shard and its gradient, pinned, in the parameters' own dtype.
@@ -120,32 +160,44 @@ fn fsdp1(model: &dyn Model, plan: &Plan, options: &Fsdp1, walk: &Walk) -> Option
         gradients: Bytes(weights),
         states: Bytes(states),
         held: sum(&[pinned, pinned, states]),
-        to_device: Bytes(from_host(walk, plan.recipe.grad_accum)),
+        to_device: Bytes(from_host(walk, plan.recipe.grad_accum).all),
         to_host: sum(&[weights.saturating_mul(reductions)]),
+        ..OffloadReadings::default()
     })
 }
 
 /// Bytes of parameters that a step copies from the host for its gathers, with all its micro-batches.
-fn from_host(walk: &Walk, micro_batches: u64) -> u64 {
+#[derive(Clone, Copy, Debug, Default)]
+struct Gathered {
+    all: u64,
+    /// Of parts that are large enough to lie on a disk.
+    large: u64,
+}
+
+fn from_host(walk: &Walk, micro_batches: u64) -> Gathered {
     // Of the last step: what comes with each micro-batch.
-    let mut batches: Vec<u64> = Vec::new();
+    let mut batches: Vec<Gathered> = Vec::new();
     for event in &walk.events {
         match event {
             Event::Mark(Mark::Step) => batches.clear(),
-            Event::Mark(Mark::MicroBatch) => batches.push(0),
+            Event::Mark(Mark::MicroBatch) => batches.push(Gathered::default()),
             Event::Alloc(id) => {
                 let copied = walk.tensors.get(*id as usize).filter(|of| of.op == FROM_HOST);
                 if let (Some(of), Some(batch)) = (copied, batches.last_mut()) {
-                    *batch = batch.saturating_add(of.bytes.get());
+                    let bytes = of.bytes.get();
+                    batch.all = batch.all.saturating_add(bytes);
+                    batch.large = batch.large.saturating_add(if bytes >= LEAST_SWAPPED { bytes } else { 0 });
                 }
             }
             _ => {}
         }
     }
     // Those that are not walked are like the second.
-    let walked = u64::try_from(batches.len()).unwrap_or(u64::MAX);
-    let alike = batches.get(1).copied().unwrap_or(0).saturating_mul(micro_batches.saturating_sub(walked));
-    batches.iter().fold(alike, |all, of| all.saturating_add(*of))
+    let further = micro_batches.saturating_sub(u64::try_from(batches.len()).unwrap_or(u64::MAX));
+    let alike = batches.get(1).copied().unwrap_or_default();
+    let total =
+        |of: fn(&Gathered) -> u64| batches.iter().map(of).fold(of(&alike).saturating_mul(further), u64::saturating_add);
+    Gathered { all: total(|of| of.all), large: total(|of| of.large) }
 }
 
 /// Elements of a rank's shard: it is of the first dimension, and the last ones are padded.

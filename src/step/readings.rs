@@ -113,6 +113,15 @@ pub struct OffloadReadings {
     pub to_device: Bytes,
     /// Copied to the host in a step.
     pub to_host: Bytes,
+    /// What of it lies on a disk.
+    #[serde(default, skip_serializing_if = "Bytes::is_zero")]
+    pub on_disk: Bytes,
+    /// Read from there in a step.
+    #[serde(default, skip_serializing_if = "Bytes::is_zero")]
+    pub from_disk: Bytes,
+    /// Written there in a step.
+    #[serde(default, skip_serializing_if = "Bytes::is_zero")]
+    pub to_disk: Bytes,
 }
 
 /// What saving a checkpoint writes, and what it copies to host memory at once.

@@ -426,6 +426,12 @@ impl Catalogue for English {
             Note::ReadNotMeasured => {
                 "Megatron-LM's rules are read in its code and held against published figures; no step of it was measured here"
             }
+            Note::TieLost => {
+                "FSDP1 puts each module of a model that was made on the meta device on the GPU by itself: its tied head becomes a matrix of its own, which is counted"
+            }
+            Note::DiskNotMeasured => {
+                "What lies on a disk follows DeepSpeed’s code; no step with it was measured here, and its time is not estimated"
+            }
             Note::Compiled => {
                 "torch.compile: these are the eager step’s figures. In ten steps cut by its partitioner, with nothing fused (PyTorch 2.15), forward kept 52 to 99 % of what eager keeps, and the peak was 96 to 152 % of eager’s: neither bounds your step."
             }

@@ -1,6 +1,8 @@
 //! Words for the lists of [`Pick`].
 
 use super::en::English;
+use crate::step::readings::OffloadReadings;
+use crate::view::number::gib;
 use crate::view::{Alternative, Pick};
 
 /// Words for lists and their alternatives.
@@ -13,6 +15,8 @@ pub trait PickCatalogue: Sync {
     fn alternative(&self, alternative: Alternative) -> &'static str;
     /// What is chosen where the plan has something that the list lacks.
     fn as_in_plan(&self) -> &'static str;
+    /// What a rank keeps in host memory, and what passes there and back in a step.
+    fn in_host_memory(&self, of: &OffloadReadings) -> String;
 }
 
 impl PickCatalogue for English {
@@ -30,6 +34,10 @@ impl PickCatalogue for English {
             Pick::SequenceParallel => "Sequence parallel",
             Pick::DistributedOptimizer => "Distributed optimizer",
             Pick::Batching => "Batches of them",
+            Pick::OffloadShards => "Shards",
+            Pick::OffloadOptimizer => "ZeRO’s optimizer",
+            Pick::OffloadParam => "ZeRO’s parameters",
+            Pick::PinMemory => "Pinned host memory",
         }
     }
 
@@ -54,6 +62,14 @@ impl PickCatalogue for English {
                 "Norms and residuals are split along the sequence over the tensor-parallel ranks."
             }
             Pick::DistributedOptimizer => "Master weights and moments are sharded over the data-parallel ranks.",
+            Pick::OffloadShards => {
+                "In host memory: shards, their gradients and the optimizer’s states, which the CPU steps; each gather copies them."
+            }
+            Pick::OffloadOptimizer => {
+                "Master weights, gradients and states (offload_optimizer); the CPU steps them. NVMe needs stage 3."
+            }
+            Pick::OffloadParam => "This rank’s parts of the parameters (offload_param), copied for each gather.",
+            Pick::PinMemory => "Pinned memory copies faster; each block takes the next power of two.",
             Pick::Batching => {
                 "What a micro-batch’s rows are: each length that differs asks for blocks of its own size."
             }
@@ -106,10 +122,27 @@ impl PickCatalogue for English {
             Alternative::PaddedBatches => "as they come, padded to the longest",
             Alternative::BucketedBatches => "grouped by length (group_by_length)",
             Alternative::PackedBatches => "packed: joined and cut",
+            Alternative::ShardsOnGpu | Alternative::OptimizerOnGpu | Alternative::ParamOnGpu => "on the GPU",
+            Alternative::ShardsOnHost | Alternative::OptimizerOnHost | Alternative::ParamOnHost => "in host memory",
+            Alternative::OptimizerOnDisk | Alternative::ParamOnDisk => "on NVMe",
+            Alternative::Pinned => "yes",
+            Alternative::Pageable => "no",
         }
     }
 
     fn as_in_plan(&self) -> &'static str {
         "as your plan has it"
+    }
+
+    fn in_host_memory(&self, of: &OffloadReadings) -> String {
+        let [held, to_device, to_host] = [of.held, of.to_device, of.to_host].map(gib);
+        let mut said = format!(
+            "Each rank keeps {held} GiB in host memory by the layout; a step copies {to_device} GiB to the GPU and {to_host} GiB back."
+        );
+        if !of.on_disk.is_zero() {
+            let [on_disk, read, written] = [of.on_disk, of.from_disk, of.to_disk].map(gib);
+            said += &format!(" {on_disk} GiB lie on its disk: {read} GiB read and {written} GiB written in a step.");
+        }
+        said
     }
 }

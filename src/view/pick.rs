@@ -2,7 +2,7 @@
 //! leave as it is.
 
 use crate::plan::Plan;
-use crate::recipe::parallel::{DataParallel, Ddp, DeepSpeed, Dp, Fsdp1, Fsdp2, Megatron};
+use crate::recipe::parallel::{DataParallel, Ddp, DeepSpeed, Dp, Fsdp1, Fsdp2, Megatron, OffloadDevice};
 use crate::recipe::{
     Batching, Distribution, Dpo, Ema, Float8Scaling, FloatName, Lengths, LigerKernel, Load, Method, Pairs, Ppo,
     Precision, QuantKind, Reference, Rollout, Vllm,
@@ -35,6 +35,14 @@ pub enum Pick {
     DistributedOptimizer,
     /// How batches are made of sequences of many lengths.
     Batching,
+    /// Whether FSDP's shards lie in host memory.
+    OffloadShards,
+    /// Where what DeepSpeed's optimizer holds lies.
+    OffloadOptimizer,
+    /// Where DeepSpeed's parameters lie.
+    OffloadParam,
+    /// Whether what lies in host memory is pinned.
+    PinMemory,
 }
 
 /// One alternative of a list.
@@ -130,11 +138,31 @@ pub enum Alternative {
     BucketedBatches,
     /// Joined and cut.
     PackedBatches,
+    /// FSDP's shards on the GPU.
+    ShardsOnGpu,
+    /// In host memory.
+    ShardsOnHost,
+    /// The optimizer on the GPU.
+    OptimizerOnGpu,
+    /// In host memory.
+    OptimizerOnHost,
+    /// On a disk.
+    OptimizerOnDisk,
+    /// Parameters on the GPU.
+    ParamOnGpu,
+    /// In host memory.
+    ParamOnHost,
+    /// On a disk.
+    ParamOnDisk,
+    /// Pinned.
+    Pinned,
+    /// Not pinned.
+    Pageable,
 }
 
 impl Pick {
     /// Every list.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 16] = [
         Self::Sharding,
         Self::Method,
         Self::Quantizer,
@@ -147,6 +175,10 @@ impl Pick {
         Self::SequenceParallel,
         Self::DistributedOptimizer,
         Self::Batching,
+        Self::OffloadShards,
+        Self::OffloadOptimizer,
+        Self::OffloadParam,
+        Self::PinMemory,
     ];
 
     /// The `id` of its control.
@@ -165,6 +197,10 @@ impl Pick {
             Self::SequenceParallel => "sequence-parallel",
             Self::DistributedOptimizer => "distributed-optimizer",
             Self::Batching => "batching",
+            Self::OffloadShards => "offload-shards",
+            Self::OffloadOptimizer => "offload-optimizer",
+            Self::OffloadParam => "offload-param",
+            Self::PinMemory => "pin-memory",
         }
     }
 
@@ -184,6 +220,11 @@ impl Pick {
             Self::SequenceParallel => "parallel.tensor.sequence_parallel",
             Self::DistributedOptimizer => "parallel.data.megatron.use_distributed_optimizer",
             Self::Batching => "recipe.lengths",
+            // Issues of these stand beside what shards the job.
+            Self::OffloadShards => "parallel.data.fsdp.offload_cpu",
+            Self::OffloadOptimizer => "parallel.data.deepspeed.offload_optimizer",
+            Self::OffloadParam => "parallel.data.deepspeed.offload_param",
+            Self::PinMemory => "parallel.data.deepspeed.pin_memory",
         }
     }
 
@@ -206,6 +247,10 @@ impl Pick {
             Self::SequenceParallel => &[A::WholeNorms, A::SplitNorms],
             Self::DistributedOptimizer => &[A::WholeOptimizer, A::DistributedOptimizer],
             Self::Batching => &[A::PaddedBatches, A::BucketedBatches, A::PackedBatches],
+            Self::OffloadShards => &[A::ShardsOnGpu, A::ShardsOnHost],
+            Self::OffloadOptimizer => &[A::OptimizerOnGpu, A::OptimizerOnHost, A::OptimizerOnDisk],
+            Self::OffloadParam => &[A::ParamOnGpu, A::ParamOnHost, A::ParamOnDisk],
+            Self::PinMemory => &[A::Pinned, A::Pageable],
         }
     }
 
@@ -226,6 +271,19 @@ impl Pick {
             Self::Quantizer => plan.recipe.quantization.is_some(),
             Self::SequenceParallel => plan.parallel.tensor.size > 1,
             Self::DistributedOptimizer => matches!(plan.parallel.data, DataParallel::Megatron(_)),
+            Self::OffloadShards => matches!(plan.parallel.data, DataParallel::Fsdp1(_) | DataParallel::Fsdp2(_)),
+            Self::OffloadOptimizer => {
+                matches!(&plan.parallel.data, DataParallel::DeepSpeed(of) if of.stage > 0 || of.offload_optimizer.is_on())
+            }
+            Self::OffloadParam => {
+                matches!(&plan.parallel.data, DataParallel::DeepSpeed(of) if of.stage == 3 || of.offload_param.is_on())
+            }
+            // FSDP1 always pins.
+            Self::PinMemory => match &plan.parallel.data {
+                DataParallel::Fsdp2(of) => of.offload_cpu,
+                DataParallel::DeepSpeed(of) => of.offload_optimizer.is_on() || of.offload_param.is_on(),
+                _ => false,
+            },
             _ => true,
         }
     }
@@ -306,6 +364,42 @@ impl Alternative {
             Self::PaddedBatches => batching(plan, Batching::Padded),
             Self::BucketedBatches => batching(plan, Batching::Bucketed),
             Self::PackedBatches => batching(plan, Batching::Packed),
+            Self::ShardsOnGpu | Self::ShardsOnHost => {
+                if let DataParallel::Fsdp1(Fsdp1 { offload_cpu, .. }) | DataParallel::Fsdp2(Fsdp2 { offload_cpu, .. }) =
+                    data
+                {
+                    *offload_cpu = self == Self::ShardsOnHost;
+                }
+            }
+            Self::OptimizerOnGpu | Self::OptimizerOnHost | Self::OptimizerOnDisk => {
+                if let DataParallel::DeepSpeed(of) = data {
+                    of.offload_optimizer.device = self.device();
+                }
+            }
+            Self::ParamOnGpu | Self::ParamOnHost | Self::ParamOnDisk => {
+                if let DataParallel::DeepSpeed(of) = data {
+                    of.offload_param.device = self.device();
+                }
+            }
+            Self::Pinned | Self::Pageable => match data {
+                DataParallel::Fsdp2(of) => of.pin_memory = self == Self::Pinned,
+                DataParallel::DeepSpeed(of) => {
+                    of.offload_optimizer.pin_memory = self == Self::Pinned;
+                    of.offload_param.pin_memory = self == Self::Pinned;
+                }
+                _ => {}
+            },
+        }
+    }
+}
+
+impl Alternative {
+    /// Where DeepSpeed puts what it is about.
+    const fn device(self) -> OffloadDevice {
+        match self {
+            Self::OptimizerOnHost | Self::ParamOnHost => OffloadDevice::Cpu,
+            Self::OptimizerOnDisk | Self::ParamOnDisk => OffloadDevice::Nvme,
+            _ => OffloadDevice::None,
         }
     }
 }
@@ -350,9 +444,13 @@ mod tests {
                 plan.recipe.lora = Some(Lora::new(16, vec![ALL_LINEAR.into()]));
                 plan.recipe.quantization =
                     Some(Quantization { kind: QuantKind::Nf4, double_quant: true, compute_dtype: None, prepare: true });
-                if pick == Pick::DistributedOptimizer {
-                    Alternative::Megatron.make(&mut plan);
-                }
+                let of = match pick {
+                    Pick::DistributedOptimizer => Alternative::Megatron,
+                    Pick::OffloadShards => Alternative::Fsdp1,
+                    Pick::OffloadOptimizer | Pick::OffloadParam | Pick::PinMemory => Alternative::Zero3,
+                    _ => Alternative::NoWrapper,
+                };
+                of.make(&mut plan);
                 alternative.make(&mut plan);
                 assert_eq!(pick.chosen(&plan), Some(alternative), "{pick:?}");
             }

@@ -208,6 +208,7 @@ fn margin(policy: &Policy, decision: &Decision, text: &dyn Catalogue) -> Said {
         let unused = reserved.saturating_sub(numbers.allocated);
         notes.push(text.say(&Msg::CacheNote { figures: Some([reserved, unused]) }));
     }
+    notes.extend(decision.estimate.readings.as_ref().and_then(|of| Some(text.in_host_memory(of.offload.as_ref()?))));
     if decision.awaits_replay() {
         // The sentences without their figures: as large as what will stand there.
         notes.push(text.say(&Msg::CacheNote { figures: None }));

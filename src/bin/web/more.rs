@@ -38,6 +38,10 @@ pub(crate) fn more_form(store: &Handle) -> Html {
             { list(Pick::Loading) }
             { line(Field::TensorSize, "tiny", Some(Label::TensorSizeHint)) }
             { list(Pick::SequenceParallel) }
+            { list(Pick::OffloadShards) }
+            { list(Pick::OffloadOptimizer) }
+            { list(Pick::OffloadParam) }
+            { list(Pick::PinMemory) }
             if splits {
                 { line(Field::Pipeline, "tiny", Some(Label::PipelineHint)) }
                 { line(Field::ContextRanks, "tiny", Some(Label::ContextRanksHint)) }

@@ -29,6 +29,8 @@ struct Gpt2 {
     attention_dropout: f64,
     residual_dropout: f64,
     activation: Activation,
+    /// Whether the table of words is the output head.
+    tied: bool,
 }
 
 /// `GPT2Config`.
@@ -64,6 +66,7 @@ pub(super) fn read(config: &Map<String, Value>) -> Result<Box<dyn Model>, Vec<Is
         attention_dropout: f.probability("attn_pdrop", 0.1),
         residual_dropout: f.probability("resid_pdrop", 0.1),
         activation,
+        tied: true,
     };
     f.finish(Box::new(model) as Box<dyn Model>)
 }
@@ -127,7 +130,7 @@ impl Model for Gpt2 {
             bias: true,
             qkv_bias: false,
             qk_norm: false,
-            tied: true,
+            tied: self.tied,
             bert: false,
             latent: None,
             experts: None,
@@ -137,7 +140,7 @@ impl Model for Gpt2 {
     fn parameters(&self) -> Vec<Parameter> {
         let of = |shape: Shape, linear: bool| Parameter { shape, linear, lookup_only: false };
         let mut all = vec![
-            of(matrix(self.v(), self.h()), true),
+            Parameter { shape: matrix(self.v(), self.h()), linear: self.tied, lookup_only: !self.tied },
             Parameter { shape: matrix(self.p(), self.h()), linear: false, lookup_only: true },
         ];
         for _ in 0..self.layers {
@@ -145,6 +148,7 @@ impl Model for Gpt2 {
         }
         all.push(of(vector(self.h()), false));
         all.push(of(vector(self.h()), false));
+        all.extend((!self.tied).then(|| of(matrix(self.v(), self.h()), true)));
         all
     }
 
@@ -159,6 +163,7 @@ impl Model for Gpt2 {
             all.extend(layer);
         }
         all.extend([None, None]);
+        all.extend((!self.tied).then_some(Some("lm_head")));
         all
     }
 
@@ -180,8 +185,13 @@ impl Model for Gpt2 {
             ]
         };
         let before = ["transformer.wte.weight", "transformer.wpe.weight"];
-        let after = ["transformer.ln_f.weight", "transformer.ln_f.bias"];
-        dotted_names(&before, ("transformer.h", self.layers), of_layer, &after)
+        let after = ["transformer.ln_f.weight", "transformer.ln_f.bias", "lm_head.weight"];
+        let after = &after[..after.len() - usize::from(self.tied)];
+        dotted_names(&before, ("transformer.h", self.layers), of_layer, after)
+    }
+
+    fn untied(&self) -> Option<Box<dyn Model>> {
+        Some(Box::new(Self { tied: false, ..self.clone() }))
     }
 
     fn linears_lie_in_out(&self) -> bool {
@@ -262,7 +272,8 @@ impl Model for Gpt2 {
             tape.set_layer(0);
             tape.set_scope("final norm");
             let norm = [all.add(vector(self.h())), all.add(vector(self.h()))];
-            Box::new(BuiltGpt2 { plan: Rc::new(self.clone()), wte, wpe, layers, norm, weights: all.finish() })
+            let head = if self.tied { wte.clone() } else { all.add(matrix(self.v(), self.h())) };
+            Box::new(BuiltGpt2 { plan: Rc::new(self.clone()), wte, wpe, layers, norm, head, weights: all.finish() })
                 as Box<dyn Built>
         })
     }
@@ -277,6 +288,7 @@ struct BuiltGpt2 {
     wpe: Tensor,
     layers: Vec<Rc<Layer>>,
     norm: [Tensor; 2],
+    head: Tensor,
     weights: Vec<Tensor>,
 }
 
@@ -287,7 +299,7 @@ impl Built for BuiltGpt2 {
 
     fn forward(&self, run: &Run, batch: &[Tensor]) -> (Tensor, Tensor) {
         let (ids, labels) = (&batch[0], &batch[1]);
-        let head = Head { weight: &self.wte, bias: None, softcap: false };
+        let head = Head { weight: &self.head, bias: None, softcap: false };
         causal_forward(run, labels, &|| self.hidden_states(run, ids), &head)
     }
 }

@@ -464,6 +464,10 @@ impl Model for Decoder {
         self.moe.as_ref().map(|moe| (moe.per_token, moe.experts))
     }
 
+    fn untied(&self) -> Option<Box<dyn Model>> {
+        Some(Box::new(Self { tied: false, ..self.clone() }))
+    }
+
     fn scored(&self) -> Option<Box<dyn Model>> {
         let modelled = self.windows == Windows::None && self.moe.is_none();
         modelled.then(|| Box::new(Self { scored: true, tied: false, ..self.clone() }) as Box<dyn Model>)

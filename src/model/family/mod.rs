@@ -124,6 +124,10 @@ pub trait Model: Debug {
     fn scored(&self) -> Option<Box<dyn Model>> {
         None
     }
+    /// The same with an output head of its own, of models whose head can be the table of words.
+    fn untied(&self) -> Option<Box<dyn Model>> {
+        None
+    }
     /// The buffers, in FP32 elements each.
     fn buffers(&self) -> Vec<u64>;
     /// The buffers, in bytes each, of a model with weights of `weights`.

@@ -451,6 +451,10 @@ impl Model for Decoder {
         self.layers
     }
 
+    fn untied(&self) -> Option<Box<dyn Model>> {
+        Some(Box::new(Self { tied: false, ..self.clone() }))
+    }
+
     fn with_layers(&self, layers: u64) -> Option<Box<dyn Model>> {
         Some(Box::new(Self { layers, ..self.clone() }))
     }

@@ -42,6 +42,12 @@ impl DataParallel {
         }
     }
 
+    /// Whether some of what a rank holds lies on a disk.
+    #[must_use]
+    pub const fn is_on_disk(&self) -> bool {
+        matches!(self, Self::DeepSpeed(of) if of.offload_optimizer.is_on_disk() || of.offload_param.is_on_disk())
+    }
+
     /// The name in documents.
     #[must_use]
     pub const fn name(&self) -> &'static str {

@@ -32,7 +32,7 @@ pub(crate) use ddp::BUCKETS;
 pub(crate) use fsdp1::shards_of_units;
 pub(crate) use refusals::refusals;
 pub(crate) use zero::part_of_all;
-pub(crate) use zero3::FROM_HOST;
+pub(crate) use zero3::{FROM_HOST, LEAST_SWAPPED, SWAPPED_BY, sub_groups};
 
 /// The model as a whole; its layers are counted from 1.
 pub(crate) const ROOT: u32 = 0;

@@ -71,7 +71,8 @@ pub(crate) fn refusals(model: &dyn Model, plan: &Plan) -> Vec<Issue> {
             }
         }
         DataParallel::Fsdp1(options) => {
-            let tied = model.parameters().first().is_some_and(|words| words.linear);
+            // Each module is put on the device by itself, and so a tie is lost.
+            let tied = model.parameters().first().is_some_and(|words| words.linear) && model.untied().is_none();
             for (on, what) in fsdp1(options, parallel.data_ranks(), tied, recipe.grad_accum > 1) {
                 if on {
                     not("parallel.data.fsdp1", what.into());
@@ -124,8 +125,7 @@ fn fsdp1(options: &Fsdp1, ranks: u64, tied: bool, accumulates: bool) -> [(bool, 
         (options.mixed_precision.output.is_some(), "a dtype for buffers"),
         (options.forward_prefetch, "parameters gathered early in forward"),
         (options.init == InitDevice::Cuda, "FSDP1 over a model that is on the device"),
-        // Each module is put on the device by itself.
-        (tied, "FSDP1 over tied weights, whose tie is lost when they are put on the device"),
+        (tied, "FSDP1 over tied weights, whose tie is lost when they are put on the device, in this model"),
         (ranks / options.replicas.max(1) < 2, "FSDP1 over one rank"),
         // Reserved memory was recorded to be another, in part by more.
         (whole && accumulates, "gradients that FSDP1 accumulates without shards"),
@@ -147,7 +147,13 @@ fn fsdp2(options: &Fsdp2, ranks: u64, ends: bool) -> [(bool, &'static str); 6] {
     ]
 }
 
-fn deepspeed(options: &DeepSpeed, recipe: &Recipe, model: &dyn Model, ranks: u64) -> [(bool, &'static str); 8] {
+fn deepspeed(options: &DeepSpeed, recipe: &Recipe, model: &dyn Model, ranks: u64) -> [(bool, &'static str); 11] {
+    let parts: Vec<u64> =
+        model.parameters().iter().filter_map(|p| Some(p.shape.numel()?.div_ceil(ranks.max(1)))).collect();
+    let largest = parts.iter().max().copied().unwrap_or(0);
+    let stays = options.offload_param.max_in_cpu;
+    let first = super::sub_groups(&parts, options.sub_group_size).first().map_or(0, |(elements, _)| *elements);
+    let partly = (first..parts.iter().sum()).contains(&stays);
     // Experts are one module, whose parameters nobody gathers here.
     let experts = options.stage == 3 && model.family() == "mixtral";
     let checkpointed = matches!(recipe.checkpointing, Checkpointing::None | Checkpointing::Full);
@@ -158,7 +164,16 @@ fn deepspeed(options: &DeepSpeed, recipe: &Recipe, model: &dyn Model, ranks: u64
         (options.stage == 0 && options.dtype == FloatName::Float32, "a DeepSpeed engine in FP32 without ZeRO"),
         (!options.contiguous_gradients, "gradients that are not copied together"),
         (options.stage == 0 && options.offload_optimizer.is_on(), "an optimizer in host memory without ZeRO"),
-        (options.offload_optimizer.is_on_disk() || options.offload_param.is_on_disk(), "what lies on a disk"),
+        (options.stage < 3 && options.offload_optimizer.is_on_disk(), "an optimizer on a disk below ZeRO stage 3"),
+        (
+            options.offload_param.is_on_disk() && !options.offload_optimizer.is_on(),
+            "parameters on a disk whose optimizer is on the GPU",
+        ),
+        (options.offload_param.is_on_disk() && partly, "parameters of which max_in_cpu keeps a part in host memory"),
+        (
+            options.offload_param.is_on_disk() && largest > options.offload_param.buffer_size,
+            "a part of a parameter that is larger than a buffer (offload_param.buffer_size)",
+        ),
         (options.stage < 3 && options.offload_param.is_on(), "shards in host memory below ZeRO stage 3"),
     ]
 }

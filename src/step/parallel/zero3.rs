@@ -7,8 +7,10 @@
 //!
 //! With `offload_optimizer` gradients, FP32 masters and the optimizer's states lie in host memory: a rank's part of a reduced
 //! gradient is copied there, comes back to have its norm taken, and is cast for the second copy. With `offload_param` a rank's
-//! parts of the parameters lie there, and are copied to the GPU one by one for each gather. What is on a disk comes and goes
-//! through host memory, and is for the GPU the same (`swap_tensor/`).
+//! parts of the parameters lie there, and are copied to the GPU one by one for each gather; those on a disk come through host
+//! memory, and are for the GPU the same. Gradients whose optimizer is on a disk are written when a bucket's are all cast; what is
+//! too small for that, or leaves a remainder, stays on the GPU until the step (`swap_tensor/optimizer_utils.py`: read, not
+//! measured).
 
 use core::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -32,6 +34,11 @@ pub(crate) const FROM_HOST: &str = "part of a parameter, from the host";
 
 /// Elements of a gradient that are cast at once for its norm (`_constant_buffered_norm2`).
 const NORM_AT_ONCE: u64 = 250_000_000;
+
+/// The fewest bytes that are written to a disk (`MIN_AIO_BYTES`, the default `aio.block_size`).
+pub(crate) const LEAST_SWAPPED: u64 = 1 << 20;
+/// Elements in FP32 that what is written is a multiple of (`AIO_ALIGNED_BYTES`).
+pub(crate) const SWAPPED_BY: u64 = 256;
 
 /// How far the order of modules is known (`ZeRoTraceMode`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -59,6 +66,8 @@ struct Param {
     part: u64,
     /// Whether it stays when its modules have run (`ds_persist`).
     persists: bool,
+    /// Whether its optimizer's states and its gradient are written to a disk.
+    swaps: Cell<bool>,
     available: Cell<bool>,
     /// The gather that has not been waited for.
     gather: RefCell<Option<Rc<Gather>>>,
@@ -82,6 +91,8 @@ pub(super) struct Sharded {
     _kept: [Option<Tensor>; 3],
     /// `norm_for_param_grads`, until the step is over, where gradients lie in host memory.
     norms: RefCell<Vec<Tensor>>,
+    /// Gradients in FP32 that wait for the step on their way to a disk (`unswapped_gradients`).
+    unswapped: RefCell<Vec<Tensor>>,
     /// Whether the step's first micro-batch is over, and its last begun.
     accumulates: Cell<bool>,
     boundary: Cell<bool>,
@@ -118,7 +129,7 @@ fn gather_stream(options: &DeepSpeed) -> Stream {
 }
 
 /// Elements of one rank's part of a parameter.
-fn part_of(elements: u64, ranks: u64) -> u64 {
+pub(super) fn part_of(elements: u64, ranks: u64) -> u64 {
     elements.div_ceil(ranks)
 }
 
@@ -158,14 +169,14 @@ fn modules_after(name: &str) -> usize {
     usize::from(last.iter().any(|end| name.ends_with(end)))
 }
 
-/// Elements that are stepped together, and whether they are several parameters' (`_create_fp16_sub_groups`).
-fn sub_groups(params: &[Param], size: u64) -> Vec<(u64, bool)> {
+/// Elements of a rank's parts that are stepped together, and whether they are several parameters' (`_create_fp16_sub_groups`).
+pub(crate) fn sub_groups(parts: &[u64], size: u64) -> Vec<(u64, bool)> {
     let mut groups = Vec::new();
     let (mut elements, mut count) = (0u64, 0);
-    for (at, p) in params.iter().enumerate() {
-        elements = elements.saturating_add(p.part);
+    for (at, part) in parts.iter().enumerate() {
+        elements = elements.saturating_add(*part);
         count += 1;
-        if elements >= size || at + 1 == params.len() {
+        if elements >= size || at + 1 == parts.len() {
             groups.push((elements, count > 1));
             (elements, count) = (0, 0);
         }
@@ -196,6 +207,7 @@ pub(super) fn wrap(
                 elements,
                 part: part_of(elements, ranks),
                 persists: elements <= options.stage3_param_persistence_threshold,
+                swaps: Cell::new(false),
                 available: Cell::new(false),
                 gather: RefCell::default(),
                 users: RefCell::default(),
@@ -227,7 +239,19 @@ pub(super) fn wrap(
         tape.empty_cache();
         line(all, dtype, Part::Weights, "this rank's parts of the parameters")
     });
-    let groups = sub_groups(&params, options.sub_group_size);
+    let groups = sub_groups(&params.iter().map(|p| p.part).collect::<Vec<u64>>(), options.sub_group_size);
+    if options.offload_optimizer.is_on_disk() {
+        let mut sizes = groups.iter().map(|(elements, _)| *elements);
+        let (mut group, mut left) = (0, 0);
+        for p in &params {
+            if left == 0 {
+                group = sizes.next().unwrap_or(0);
+                left = group;
+            }
+            p.swaps.set(group.saturating_mul(4) >= LEAST_SWAPPED);
+            left = left.saturating_sub(p.part);
+        }
+    }
     let mut masters = Vec::new();
     let mut converted = None;
     for (elements, _) in groups.iter().filter(|_| !states_on_host) {
@@ -262,6 +286,7 @@ pub(super) fn wrap(
         params,
         _kept: [parts, tracker, gradients],
         norms: RefCell::default(),
+        unswapped: RefCell::default(),
         accumulates: Cell::new(false),
         boundary: Cell::new(true),
         masters: masters.iter().cloned().zip(groups.iter().map(|(_, copied)| *copied)).collect(),
@@ -492,33 +517,39 @@ impl Sharded {
         };
         tape.on_stream(self.reduce_stream(), || {
             let row = copied.then(|| flat(tape, parts * self.ranks, self.dtype, "gradients, by rank"));
-            let mut back = None;
+            let (mut back, mut written) = (None, Vec::new());
             for p in self.each(&places) {
                 if self.options.offload_optimizer.is_on() {
-                    self.send(tape, p, &mut back);
+                    let wide = self.send(tape, p, &mut back).filter(|_| p.swaps.get());
+                    let stays = p.part * 4 < LEAST_SWAPPED || !p.part.is_multiple_of(SWAPPED_BY);
+                    match stays {
+                        true => self.unswapped.borrow_mut().extend(wide),
+                        false => written.extend(wide),
+                    }
                 }
                 if let Some(leaf) = p.tensor.leaf() {
                     leaf.grad.tensor.take();
                 }
             }
-            drop((back, row));
+            drop((written, back, row));
         });
     }
 
     /// `partition_grads`: a rank's part of a gradient goes to the host and comes back; in the last micro-batch its norm is taken,
-    /// and it is cast on its second way there. What came `back` before it goes when Python says so.
-    fn send(&self, tape: &Tape, p: &Param, back: &mut Option<Tensor>) {
+    /// and it is cast on its second way there; returns what goes. What came `back` before it goes when Python says so.
+    fn send(&self, tape: &Tape, p: &Param, back: &mut Option<Tensor>) -> Option<Tensor> {
         if !self.accumulates.get() {
             back.take();
         }
         *back = Some(flat(tape, p.part, self.dtype, "part of a gradient, from the host"));
         if !self.boundary.get() {
-            return;
+            return None;
         }
         let wide = tape.scratch(p.part.min(NORM_AT_ONCE).saturating_mul(8), "gradient, in FP64 for its norm");
         self.norms.borrow_mut().push(tape.largest(&Shape::new(&[Dim::plain(p.part)]), Dtype::I64));
         drop(wide);
-        drop((self.dtype != Dtype::F32).then(|| flat(tape, p.part, Dtype::F32, "gradient, in FP32")));
+        let casts = self.dtype != Dtype::F32;
+        if casts { Some(flat(tape, p.part, Dtype::F32, "gradient, in FP32")) } else { back.clone() }
     }
 
     fn reduce_stream(&self) -> Stream {
@@ -640,6 +671,7 @@ impl Wrapper for Sharded {
 
     fn after_step(&self, tape: &Tape) {
         self.norms.take();
+        self.unswapped.take();
         self.norm.settle();
         let copied: Vec<Tensor> = self.copied(tape, self.params.iter().filter(|p| p.persists)).collect();
         for p in self.params.iter().filter(|p| p.persists) {

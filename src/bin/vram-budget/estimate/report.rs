@@ -264,6 +264,10 @@ fn host(decision: &Decision, out: &mut dyn Write) -> io::Result<()> {
         writeln!(out, "weights {weights}, gradients {gradients}, states {states}")?;
         let (to_device, to_host) = (gib(of.to_device), gib(of.to_host));
         writeln!(out, "{:<18} {to_device:>15}  copied to the GPU in a step, {to_host} to the host", "")?;
+        if !of.on_disk.is_zero() {
+            let [on_disk, read, written] = [of.on_disk, of.from_disk, of.to_disk].map(gib);
+            writeln!(out, "{:<18} {on_disk:>15}  of it on disk; {read} read in a step, {written} written", "")?;
+        }
     }
     let Some(CheckpointReadings { weights, states, copied, gathered }) = &readings.checkpoint else { return Ok(()) };
     let written = Bytes(weights.get().saturating_add(states.get()));
