@@ -237,6 +237,34 @@ fn ppo_is_predicted() {
     assert!(all >= 16, "{all}");
 }
 
+/// Quantised weights over mixtures (`further-quantized-experts.jsonl`), a third of them drawn after the rules were written, and
+/// selective checkpointing: every figure is right to the byte, those of loading, preparing and evaluating among them.
+#[test]
+fn quantised_mixtures_and_selective_checkpointing_are_predicted() {
+    let (mut wrong, mut all) = (Vec::new(), 0);
+    let quantised = include_str!("data/training-steps/further-quantized-experts.jsonl").lines();
+    let selective = include_str!("data/training-steps/further-selective.jsonl").lines();
+    for line in quantised.chain(selective.filter(|line| line.contains("\"sel_"))) {
+        let case = Case::read(line).unwrap();
+        let mut plan = case.plan.unwrap();
+        let prediction = predict(&plan).unwrap();
+        all += 1;
+        for reading in &case.readings {
+            let Figure::Bytes(measured) = reading.figure else { panic!("{} has bytes", case.id) };
+            let ours = prediction.0.get(&reading.name).copied();
+            if ours.is_some_and(|ours| ours != measured) {
+                wrong.push(format!("{} {} {ours:?} measured {measured}", case.id, reading.name));
+            }
+        }
+        if let (Some(quantization), "deepseek_v3") = (&mut plan.recipe.quantization, case.family.as_str()) {
+            quantization.kind = vram_budget::recipe::QuantKind::Int8;
+            assert!(estimate(&plan).is_err(), "bitsandbytes itself refuses it");
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(all >= 60, "{all}");
+}
+
 /// All recipes, and all fresh steps with adapters.
 const MODELLED_RECIPES: usize = 246 + 78;
 

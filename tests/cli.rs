@@ -545,3 +545,25 @@ fn the_phase_that_binds_is_the_one_that_is_named() {
     assert_eq!(on_small(&[])["verdict"], "fits");
     assert_eq!(on_small(&["--eval-after"])["verdict"], "does_not_fit");
 }
+
+#[test]
+fn the_experts_that_a_quantiser_leaves_are_named() {
+    let plan = |more: &[&'static str]| {
+        let nf4 =
+            ["estimate", "mixtral-8x7b", "--gpu", "A100 SXM4 80GB", "--precision", "amp_bf16", "--quantization", "nf4"];
+        let rest =
+            ["--lora-rank", "8", "--lora-targets", "q_proj", "--seq-len", "64", "--checkpointing", "full", "--json"];
+        json(&nf4.into_iter().chain(rest).chain(more.iter().copied()).collect::<Vec<_>>())
+    };
+    let experts = |document: &Value| {
+        let all = document["caveats"].as_array().unwrap();
+        all.iter().find_map(|caveat| caveat.get("experts_not_quantized").cloned()).unwrap()
+    };
+    // Eight experts of three matrices of 4096 × 14336 in each of 32 layers.
+    let elements = 8 * 3 * 4096 * 14336 * 32_u64;
+    let (prepared, left) = (plan(&[]), plan(&["--no-prepare"]));
+    assert_eq!(experts(&prepared), serde_json::json!({ "bytes": elements * 4, "bits": 32, "prepared": true }));
+    assert_eq!(experts(&left), serde_json::json!({ "bytes": elements * 2, "bits": 16, "prepared": false }));
+    // No 80 GB card holds what is often taken for 4 bits.
+    assert_eq!((&prepared["verdict"], &left["verdict"]), (&"does_not_fit".into(), &"does_not_fit".into()));
+}

@@ -46,6 +46,16 @@ pub enum Caveat {
         /// The rule's feed-forward intermediate of one layer.
         intermediate: Option<Bytes>,
     },
+    /// The quantiser leaves a mixture's experts: it takes linear layers alone, and they are stacked parameters since
+    /// transformers 5.
+    ExpertsNotQuantized {
+        /// What they hold while the model is trained.
+        bytes: Bytes,
+        /// In how many bits each number.
+        bits: u64,
+        /// Whether preparation has made that of half as many.
+        prepared: bool,
+    },
     /// The precision recipe was not given: the figures are the dearest candidate's.
     PrecisionNotGiven {
         /// Every candidate.

@@ -19,6 +19,7 @@ use crate::plan::{PLAN_VERSION, Plan};
 use crate::recipe::Precision;
 use crate::recipe::parallel::DataParallel;
 use crate::rule_of_thumb::{self, Thumb};
+use crate::step::load::unquantized_experts;
 use crate::throughput::{self, Range, Throughput, Work};
 use crate::units::Bytes;
 
@@ -516,6 +517,12 @@ fn caveats(plan: &Plan, hardware: &Hardware) -> Vec<Caveat> {
     );
     if let (Some(gpu), Some(false), true) = (&hardware.name, hardware.bf16, uses_bf16) {
         caveats.push(Caveat::Bf16Emulated { gpu: gpu.clone() });
+    }
+    if plan.recipe.quantization.is_some()
+        && let Ok(read) = read_model(&plan.model)
+        && let Some((bytes, each, prepared)) = unquantized_experts(read.model.as_ref(), &plan.recipe)
+    {
+        caveats.push(Caveat::ExpertsNotQuantized { bytes, bits: each * 8, prepared });
     }
     if hardware.name.is_some() && hardware.in_use.is_none() {
         caveats.push(Caveat::InUseNotGiven);

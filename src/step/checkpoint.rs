@@ -139,7 +139,7 @@ pub(crate) enum Keeps {
     Nothing,
     /// What products and attention give.
     Products,
-    /// What attention gives, and of the products the first, the third, …
+    /// What products and attention give, of `aten::mm` the first, the third, …
     EverySecondProduct,
 }
 
@@ -189,7 +189,7 @@ impl Hooks {
 impl Tape {
     /// The outputs of a product or of attention: computed, or in a selective checkpoint that runs again taken from what was
     /// kept. (`_CachingTorchDispatchMode`: outputs are cached as they are, views of them come after.)
-    pub(crate) fn computed(&self, product: bool, compute: &dyn Fn() -> Vec<Tensor>) -> Vec<Tensor> {
+    pub(crate) fn computed(&self, mm: bool, compute: &dyn Fn() -> Vec<Tensor>) -> Vec<Tensor> {
         let top = self.0.hooks.borrow().stack.last().cloned();
         let (frame, again) = match &top {
             Some(Hook::Pack(frame)) => (frame, false),
@@ -197,7 +197,7 @@ impl Tape {
             _ => return compute(),
         };
         let Some(outputs) = &frame.outputs else { return compute() };
-        if product && frame.keeps == Keeps::EverySecondProduct {
+        if mm && frame.keeps == Keeps::EverySecondProduct {
             let count = &frame.products[usize::from(again)];
             if count.replace(count.get().wrapping_add(1)) % 2 == 1 {
                 return compute();

@@ -10,7 +10,7 @@ use std::rc::Rc;
 
 use crate::bill::Part;
 use crate::issue::{Issue, IssueKind};
-use crate::model::family::{Model, Parameter};
+use crate::model::family::{ExpertNames, Model, Parameter};
 use crate::order::sort_short_by;
 use crate::recipe::{FloatName, Load, Precision, QuantKind, Quantization, Recipe};
 use crate::step::log::Mark;
@@ -18,7 +18,8 @@ use crate::step::ops::{BLOCK, Code, NESTED_BLOCK, Quantized};
 use crate::step::shape::{Dim, Shape};
 use crate::step::tape::Tape;
 use crate::step::tensor::{Dtype, Tensor};
-use crate::step::train::{of_vocabulary, weights_dtype};
+use crate::step::train::{of_vocabulary, over_treated, weights_dtype};
+use crate::units::Bytes;
 
 /// What a scale's part is called; it is counted apart from the parameters.
 pub(crate) const QUANT_STATE: &str = "quantisation state";
@@ -63,12 +64,76 @@ fn is_quantized(model: &dyn Model, parameter: &Parameter, name: &str) -> bool {
         && parameter.shape.rank() == 2
         && !of_vocabulary(parameter)
         && model.has_plain_linears()
-        && !is_kept_wide(model, name)
+        && !is_kept_wide(model, name, Dtype::F16)
+        && !is_router(model, name)
 }
 
-/// Whether the model keeps a parameter in FP32 when it is loaded in FP16 (`_keep_in_fp32_modules`).
-fn is_kept_wide(model: &dyn Model, name: &str) -> bool {
-    model.kept_in_f32().is_some_and(|module| name.rsplit('.').nth(1) == Some(module))
+/// Whether the model keeps a parameter in FP32 when it is loaded in `dtype`.
+fn is_kept_wide(model: &dyn Model, name: &str, dtype: Dtype) -> bool {
+    name.rsplit('.').nth(1).is_some_and(|module| model.kept_in_f32(dtype).contains(&module))
+}
+
+/// Whether it is a router's: a parameter of its own in transformers 5, of no `nn.Linear`, as experts' are.
+fn is_router(model: &dyn Model, name: &str) -> bool {
+    model.routed_experts().is_some() && ["gate", "router"].contains(&name.rsplit('.').nth(1).unwrap_or_default())
+}
+
+/// The experts of a quantised mixture, which stay as they were loaded, for the quantiser takes the weights of `nn.Linear` alone:
+/// their bytes and the bytes of each number while it is trained, and whether preparation has widened them.
+pub(crate) fn unquantized_experts(model: &dyn Model, recipe: &Recipe) -> Option<(Bytes, u64, bool)> {
+    let quantization = recipe.quantization.as_ref()?;
+    model.routed_experts()?;
+    let loaded = loaded_dtype(recipe, recipe.precision.unwrap_or(Precision::AmpBf16));
+    let prepared = quantization.prepare && loaded.is_half();
+    let each = if prepared { Dtype::F32.bytes() } else { loaded.bytes() };
+    let [elements] = over_treated(model, recipe, &|model| {
+        let (parameters, names) = (model.parameters(), model.parameter_names());
+        let experts = parameters.iter().zip(&names).filter(|(_, name)| is_expert(name));
+        [experts.filter_map(|(parameter, _)| parameter.shape.numel()).fold(0, u64::saturating_add)]
+    });
+    Some((Bytes(elements.saturating_mul(each)), each, prepared))
+}
+
+fn is_expert(name: &str) -> bool {
+    name.contains(".experts.")
+}
+
+/// The name under which a parameter is looked for first in a checkpoint, which says when it is loaded.
+fn first_key(model: &dyn Model, name: &str) -> String {
+    let Some(ExpertNames { block, first: [gate, down] }) = model.expert_names() else { return name.into() };
+    let name = name.replace(".mlp.", &format!(".{block}."));
+    name.replace(".experts.gate_up_proj", &format!(".experts.{gate}"))
+        .replace(".experts.down_proj", &format!(".experts.{down}"))
+}
+
+/// Experts that a checkpoint holds apart, joined: every tensor comes onto the device first, those of a kind are stacked
+/// (`MergeModulelist`), and of two kinds the stacks are joined (`Concatenate`, core_model_loading.py). The quantiser leaves them.
+fn joined(tape: &Tape, shape: &Shape, dtype: Dtype, kinds: u64) -> Tensor {
+    let [experts, rows, columns] = [0, 1, 2].map(|at| shape.dims()[at]);
+    let rows = Dim { n: rows.n / kinds, ..rows };
+    let one = |_| tape.temp(Shape::new(&[rows, columns]), dtype, "loaded expert");
+    let mut apart: Vec<Vec<Tensor>> = (0..kinds).map(|_| (0..experts.n).map(one).collect()).collect();
+    let whole = Shape::new(&[experts, rows, columns]);
+    let mut stacks = Vec::new();
+    for of_a_kind in apart.drain(..) {
+        // A list lets its last item go first; the one before it is let go when the next is taken.
+        let stack = if kinds == 1 {
+            tape.empty(whole, dtype, Part::Weights, tape.parameters_name())
+        } else {
+            tape.temp(whole, dtype, "stacked experts")
+        };
+        of_a_kind.into_iter().rev().for_each(drop);
+        stacks.push(stack);
+    }
+    match stacks.pop() {
+        Some(only) if stacks.is_empty() => only,
+        last => {
+            let whole = tape.empty(*shape, dtype, Part::Weights, tape.parameters_name());
+            drop(stacks);
+            drop(last);
+            whole
+        }
+    }
 }
 
 /// The bytes that are allocated and freed before loading, those of the whole model (`get_total_byte_count`).
@@ -84,6 +149,7 @@ pub(crate) fn warm_up_bytes(model: &dyn Model, recipe: &Recipe, loaded: Dtype) -
                     1
                 }
             }
+            _ if is_kept_wide(model, name, loaded) => 2 * Dtype::F32.bytes(),
             _ => 2 * loaded.bytes(),
         };
         let n = parameter.shape.numel().unwrap_or(0);
@@ -98,6 +164,8 @@ pub(crate) struct Loaded {
     /// In the order of `model.parameters()`.
     pub(crate) weights: Vec<Tensor>,
     pub(crate) buffers: Vec<Tensor>,
+    /// The code of nested scales.
+    pub(crate) map: Option<Tensor>,
 }
 
 /// Loads `model` onto the tape, whose whole, of which it may be a few layers, takes `warm_up` bytes.
@@ -107,12 +175,20 @@ pub(crate) fn load(tape: &Tape, model: &dyn Model, recipe: &Recipe, precision: P
     drop(tape.scratch(warm_up, "allocator warm-up"));
     let (names, parameters) = (model.parameter_names(), model.parameters());
     let mut order: Vec<usize> = (0..parameters.len().min(names.len())).collect();
-    let keys: Vec<Vec<Key<'_>>> = names.iter().map(|name| key_of(name)).collect();
+    let firsts: Vec<String> = names.iter().map(|name| first_key(model, name)).collect();
+    let keys: Vec<Vec<Key<'_>>> = firsts.iter().map(|name| key_of(name)).collect();
     sort_short_by(&mut order, |&a, &b| keys[a] < keys[b]);
     let mut data: Vec<Option<(Tensor, Vec<Tensor>)>> = parameters.iter().map(|_| None).collect();
     let mut map = None;
+    let buffer = |n: u64| tape.empty(Shape::new(&[Dim::plain(n)]), Dtype::U8, Part::Weights, "buffer");
+    let mut buffer_bytes = model.buffer_bytes(dtype).into_iter();
+    let mut buffers = Vec::new();
     for i in order {
         tape.set_layer(layer_of(&names[i]));
+        // A buffer of the checkpoint's, before the weight that it corrects.
+        if model.corrects_routers() && is_router(model, &names[i]) {
+            buffers.extend(buffer_bytes.next().map(buffer));
+        }
         let shape = parameters[i].shape;
         let made = match &recipe.quantization {
             Some(q) if is_quantized(model, &parameters[i], &names[i]) => {
@@ -131,8 +207,12 @@ pub(crate) fn load(tape: &Tape, model: &dyn Model, recipe: &Recipe, precision: P
                 drop(value);
                 made
             }
+            _ if model.expert_names().is_some() && is_expert(&names[i]) => {
+                let kinds = if names[i].ends_with("gate_up_proj") { 2 } else { 1 };
+                (joined(tape, &shape, dtype, kinds), Vec::new())
+            }
             _ => {
-                let wide = dtype == Dtype::F16 && is_kept_wide(model, &names[i]);
+                let wide = is_kept_wide(model, &names[i], dtype);
                 let dtype = if wide { Dtype::F32 } else { dtype };
                 (tape.empty(shape, dtype, Part::Weights, tape.parameters_name()), Vec::new())
             }
@@ -140,9 +220,7 @@ pub(crate) fn load(tape: &Tape, model: &dyn Model, recipe: &Recipe, precision: P
         data[i] = Some(made);
     }
     tape.set_layer(0);
-    let buffers = model.buffer_bytes(dtype);
-    let buffer = |n: u64| tape.empty(Shape::new(&[Dim::plain(n)]), Dtype::U8, Part::Weights, "buffer");
-    let buffers = buffers.into_iter().map(buffer).chain(map).collect();
+    buffers.extend(buffer_bytes.map(buffer));
     // A tied head's own bias is padded to the table's length: a copy, even where it has that length (`_adjust_bias`).
     let tied = !names.iter().any(|name| name == "lm_head.weight");
     for (name, data) in names.iter().zip(&mut data).filter(|_| tied) {
@@ -172,7 +250,7 @@ pub(crate) fn load(tape: &Tape, model: &dyn Model, recipe: &Recipe, precision: P
     let weights = weights(tape, model, recipe, dtype, data);
     tape.set_layer(0);
     tape.set_scope(before);
-    Loaded { weights, buffers }
+    Loaded { weights, buffers, map }
 }
 
 fn weights(
@@ -296,11 +374,14 @@ pub(crate) fn issues(model: &dyn Model, recipe: &Recipe) -> Vec<Issue> {
     let field = if recipe.quantization.is_some() { "recipe.quantization" } else { "recipe.load" };
     let mut issues = Vec::new();
     let names = model.parameter_names();
-    // Experts are joined from tensors of their own as they are loaded.
-    if names.is_empty() || names.iter().any(|name| name.contains(".experts.")) {
+    if names.is_empty() {
         issues.push(not(field, format!("loading of the family {}", model.family())));
     }
-    if recipe.quantization.is_some() {
+    if let Some(quantization) = &recipe.quantization {
+        if quantization.kind == QuantKind::Int8 && model.family() == "deepseek_v3" {
+            // `Only two or three dimensional matrices are supported for argument A` (backends/cuda/ops.py).
+            issues.push(not(field, "LLM.int8 of DeepSeek-V3, which bitsandbytes 0.50 itself refuses to run".into()));
+        }
         if recipe.lora.is_none() {
             let expected = "adapters over the quantised weights".into();
             issues.push(Issue::new("recipe.lora", IssueKind::Missing { expected }));

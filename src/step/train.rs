@@ -208,7 +208,7 @@ fn run(
     let loaded = load::loads(recipe).then(|| load::load(&tape, model, recipe, precision, whole.warm_up));
     let loaded = loaded.map(|loaded| {
         tape.supply(loaded.weights);
-        loaded.buffers
+        (loaded.buffers, loaded.map)
     });
     let gathered = parallel::gathered(&tape, model, plan, weights);
     let on_device = loaded.is_none() && gathered.is_none();
@@ -233,10 +233,14 @@ fn run(
     tape.convert_to_te(recipe.float8_te);
     tape.fuse(&recipe.liger);
     let buffer = |n: u64| tape.empty(Shape::new(&[Dim::plain(n)]), Dtype::U8, Part::Weights, "buffer");
+    // A model that holds its buffers itself has made those that were loaded.
+    let (loaded, map) = loaded.unzip();
+    let loaded = loaded.filter(|_| !built.holds_buffers());
     let mut buffers: Vec<Tensor> = loaded.unwrap_or_else(|| {
         let after = if built.holds_buffers() { Vec::new() } else { model.buffer_bytes(weights) };
         after.into_iter().map(buffer).collect()
     });
+    buffers.extend(map.flatten());
     if let Some(square) = rules.mask_buffer(model) {
         for layer in (1u32..).take(usize::try_from(model.layers()).unwrap_or(0)) {
             tape.set_layer(layer);

@@ -372,6 +372,12 @@ impl Catalogue for English {
                     "NCCL's communicators are assumed to take {bytes} beside the context; a measurement replaces it."
                 )
             }
+            Caveat::ExpertsNotQuantized { bytes, bits, prepared } => {
+                let by = if *prepared { ", into which prepare_model_for_kbit_training has taken them" } else { "" };
+                format!(
+                    "The experts are not quantised: bitsandbytes takes linear layers alone, and since transformers 5 experts are stacked parameters. They hold {bytes} in {bits} bits{by}."
+                )
+            }
             Caveat::RuleOfThumb { trained, attention, intermediate } => {
                 let gb = |bytes: Bytes| format!("{} GB", three_digits(bytes.as_f64() / 1e9));
                 let per = |precision: Precision| {

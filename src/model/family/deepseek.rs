@@ -8,16 +8,15 @@ use serde_json::{Map, Value};
 use crate::bill::Part;
 use crate::issue::{Issue, IssueKind};
 use crate::model::family::common::{
-    Activation, Head, Run, attend, causal_forward, eager_mask, gated_mlp, position_ids, refuse_checkpointing, rms_norm,
-    rotary_tables, rotate,
+    Activation, Head, Run, attend, causal_forward, eager_mask, gated_mlp, position_ids, rms_norm, rotary_tables, rotate,
 };
-use crate::model::family::experts::{Experts, Gate, MOE_TARGETS, Routed};
+use crate::model::family::experts::{ExpertNames, Experts, Gate, MOE_EXPERTS, MOE_TARGETS, Routed};
 use crate::model::family::{
     Built, Dimensions, Gpt, Latent, MegatronExperts, Model, Parameter, Parameters, decoder_names, matrix, names_of,
     names_there, vector,
 };
 use crate::model::fields::{Fields, MAX_DIMENSION, MAX_HEADS, MAX_LAYERS};
-use crate::recipe::{Attention, Checkpointing, LigerKernel, Precision, Recipe};
+use crate::recipe::{Attention, LigerKernel, Precision, Recipe};
 use crate::step::shape::{Dim, Shape, Symbol};
 use crate::step::tape::Tape;
 use crate::step::tensor::{Dtype, Tensor};
@@ -303,6 +302,18 @@ impl Model for DeepSeek {
         decoder_names(self.layers, of_layer, self.tied)
     }
 
+    fn kept_in_f32(&self, _: Dtype) -> &'static [&'static str] {
+        &["gate"]
+    }
+
+    fn corrects_routers(&self) -> bool {
+        true
+    }
+
+    fn expert_names(&self) -> Option<&'static ExpertNames> {
+        Some(&MOE_EXPERTS)
+    }
+
     /// Each router's correction of its scores, then inv_freq and original_inv_freq.
     fn buffers(&self) -> Vec<u64> {
         let mut all: Vec<u64> = (0..self.sparse_layers()).map(|_| self.experts).collect();
@@ -330,7 +341,7 @@ impl Model for DeepSeek {
 
     fn refusals(&self, recipe: &Recipe) -> Vec<Issue> {
         let refuse = |field: &str, what: &str| Issue::new(field, IssueKind::NotModelled { what: what.into() });
-        let mut issues = refuse_checkpointing(recipe, &[Checkpointing::Selective, Checkpointing::SelectiveHalf]);
+        let mut issues = Vec::new();
         if recipe.sdpa_backend.is_some() && recipe.attention != Some(Attention::Eager) {
             issues.push(refuse("recipe.sdpa_backend", "a forced backend of sdpa in multi-head latent attention"));
         }

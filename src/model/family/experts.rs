@@ -26,6 +26,20 @@ pub(super) const MIXTRAL_TARGETS: [(&str, &str); 4] =
 /// The same of Qwen's and DeepSeek's mixtures.
 pub(super) const MOE_TARGETS: [(&str, &str); 4] =
     [("gate", ROUTER), ("gate_proj", GATE_UP), ("up_proj", GATE_UP), ("down_proj", DOWN)];
+/// How a checkpoint names what the model joins.
+#[derive(Debug)]
+pub struct ExpertNames {
+    /// The block that experts and router are in, where it is not `mlp`.
+    pub(crate) block: &'static str,
+    /// The first expert's gate, or of the two that are joined whichever comes first, and its output.
+    pub(crate) first: [&'static str; 2],
+}
+
+pub(super) const MIXTRAL_EXPERTS: ExpertNames =
+    ExpertNames { block: "block_sparse_moe", first: ["0.w1.weight", "0.w2.weight"] };
+pub(super) const MOE_EXPERTS: ExpertNames =
+    ExpertNames { block: "mlp", first: ["0.gate_proj.weight", "0.down_proj.weight"] };
+
 const ROUTER: &str = "gate.weight";
 const GATE_UP: &str = "gate_up_proj";
 const DOWN: &str = "down_proj";

@@ -6,16 +6,14 @@ use std::rc::Rc;
 use serde_json::{Map, Value};
 
 use crate::issue::{Issue, IssueKind};
-use crate::model::family::common::{
-    AttentionPlan, Head, Run, causal_forward, eager_mask, position_ids, refuse_checkpointing, repeat_kv,
-};
+use crate::model::family::common::{AttentionPlan, Head, Run, causal_forward, eager_mask, position_ids, repeat_kv};
 use crate::model::family::experts::{Experts, Gate, Routed};
 use crate::model::family::rotary::olmo_norm;
 use crate::model::family::{
     Built, Dimensions, Model, Parameter, Parameters, decoder_names, matrix, names_of, names_there, vector,
 };
 use crate::model::fields::{Fields, MAX_DIMENSION, MAX_HEADS, MAX_LAYERS};
-use crate::recipe::{Attention, Checkpointing, Recipe};
+use crate::recipe::{Attention, Recipe};
 use crate::step::shape::{Dim, Shape, Symbol};
 use crate::step::tape::Tape;
 use crate::step::tensor::{Dtype, Tensor};
@@ -197,6 +195,10 @@ impl Model for GptOss {
         decoder_names(self.layers(), of_layer, self.tied)
     }
 
+    fn kept_in_f32(&self, dtype: Dtype) -> &'static [&'static str] {
+        if dtype == Dtype::F16 { &["post_attention_layernorm", "input_layernorm", "norm"] } else { &[] }
+    }
+
     fn buffers(&self) -> Vec<u64> {
         // inv_freq and original_inv_freq.
         vec![self.head / 2, self.head / 2]
@@ -217,7 +219,7 @@ impl Model for GptOss {
 
     fn refusals(&self, recipe: &Recipe) -> Vec<Issue> {
         if recipe.attention != Some(Attention::Sdpa) {
-            return refuse_checkpointing(recipe, &[Checkpointing::Selective, Checkpointing::SelectiveHalf]);
+            return Vec::new();
         }
         let what = "sdpa attention in GPT-OSS, which transformers runs eager".into();
         vec![Issue::new("recipe.attention", IssueKind::NotModelled { what })]
@@ -259,9 +261,11 @@ impl Model for GptOss {
                     tape.set_scope("layers");
                     tape.set_layer(i);
                     let mut layer = Layer(core::array::from_fn(|_| None));
+                    let before = all.count();
+                    let listed = |place: usize| before + shapes[..place].iter().flatten().count();
                     // The sinks are made after the projections, and listed before them.
                     for place in (at::Q..at::ROUTER).chain([at::SINKS]).chain(at::ROUTER..at::COUNT) {
-                        layer.0[place] = shapes[place].map(|s| all.add(s));
+                        layer.0[place] = shapes[place].map(|s| all.add_listed(listed(place), s, dtype));
                     }
                     Rc::new(layer)
                 })

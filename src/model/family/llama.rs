@@ -10,7 +10,9 @@ use crate::model::family::common::{
     Activation, Head, Run, attend, causal_forward, eager_mask, gated, padded_mask, position_ids, rms_norm,
     rotary_tables, rotate_both, window_mask,
 };
-use crate::model::family::experts::{Experts, Gate, MIXTRAL_TARGETS, MOE_TARGETS, Routed};
+use crate::model::family::experts::{
+    ExpertNames, Experts, Gate, MIXTRAL_EXPERTS, MIXTRAL_TARGETS, MOE_EXPERTS, MOE_TARGETS, Routed,
+};
 use crate::model::family::{
     Built, Dimensions, Gpt, MegatronExperts, Model, Parameter, Parameters, dotted_names, matrix, names_of, names_there,
     vector,
@@ -412,6 +414,14 @@ impl Model for Decoder {
             "mixtral" => &MIXTRAL_TARGETS,
             "qwen3_moe" => &MOE_TARGETS,
             _ => &[],
+        }
+    }
+
+    fn expert_names(&self) -> Option<&'static ExpertNames> {
+        match (self.family, &self.moe) {
+            ("mixtral", Some(_)) => Some(&MIXTRAL_EXPERTS),
+            (_, Some(_)) => Some(&MOE_EXPERTS),
+            (_, None) => None,
         }
     }
 

@@ -32,6 +32,7 @@ use crate::step::tape::Tape;
 use crate::step::tensor::{Dtype, Tensor};
 
 pub use common::{AttentionPlan, Cache, Run};
+pub use experts::ExpertNames;
 pub use megatron::{Experts as MegatronExperts, Gpt, Latent};
 pub(crate) use megatron::{Split, Weight as MegatronWeight, needs_layout as megatron_needs_layout};
 
@@ -103,8 +104,18 @@ pub trait Model: Debug {
     fn has_plain_linears(&self) -> bool {
         true
     }
-    /// The module whose weights stay in FP32 when the model is loaded in FP16.
-    fn kept_in_f32(&self) -> Option<&'static str> {
+    /// The modules whose weights stay in FP32 when the model is loaded in `dtype` (`_keep_in_fp32_modules` in FP16,
+    /// `_keep_in_fp32_modules_strict` always).
+    fn kept_in_f32(&self, _dtype: Dtype) -> &'static [&'static str] {
+        &[]
+    }
+    /// Whether its buffers begin with a correction of each router's scores, which checkpoints hold.
+    fn corrects_routers(&self) -> bool {
+        false
+    }
+    /// How a checkpoint that holds each expert's layers apart names them, and the block that they are in; none where it holds them
+    /// as the model does, or there are none (`conversion_mapping.py`, transformers 5.24).
+    fn expert_names(&self) -> Option<&'static ExpertNames> {
         None
     }
     /// Whether it can be run with the package flash-attn (`attn_implementation="flash_attention_2"`).

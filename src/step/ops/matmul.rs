@@ -16,6 +16,9 @@ pub(crate) enum WeightLayout {
     InOut,
 }
 
+/// What a product of two matrices is called.
+const MM: &str = "matmul";
+
 impl Tape {
     /// A product's output and, for the time of the call, cuBLAS's workspace.
     pub(crate) fn product_out(&self, shape: Shape, like: &Tensor, op: &'static str) -> Tensor {
@@ -27,11 +30,12 @@ impl Tape {
 
     /// A product of the forward.
     pub(crate) fn product(&self, shape: Shape, like: &Tensor, op: &'static str) -> Tensor {
-        self.one_computed(&|| self.product_out(shape, like, op))
+        self.one_computed(op == MM, &|| self.product_out(shape, like, op))
     }
 
-    fn one_computed(&self, compute: &dyn Fn() -> Tensor) -> Tensor {
-        self.computed(true, &|| vec![compute()]).pop().unwrap_or_else(compute)
+    /// `mm`: whether it is `aten::mm`, of which a policy may keep every second.
+    fn one_computed(&self, mm: bool, compute: &dyn Fn() -> Tensor) -> Tensor {
+        self.computed(mm, &|| vec![compute()]).pop().unwrap_or_else(compute)
     }
 
     /// `nn.Linear`: weight [out, in].
@@ -100,7 +104,7 @@ impl Tape {
         let sw = r.save_if(x.requires_grad(), weight);
         let sx = r.save_if(weight.requires_grad(), x);
         let features = weight.dim(0);
-        let out = self.product(Shape::new(&[rows, features]), x, "matmul");
+        let out = self.product(Shape::new(&[rows, features]), x, MM);
         let (before, wshape) = (*x.shape(), *weight.shape());
         let out = r.finish(out, move |t, g| {
             let mut out = Grads::default();
@@ -124,7 +128,7 @@ impl Tape {
     fn linear_batched(&self, x: &Tensor, weight: &Tensor) -> Tensor {
         let r = Recorder::begin(self, &[x]);
         let sw = r.save_if(x.requires_grad(), weight);
-        let out = self.product(with_last(x, weight.dim(0)), x, "matmul");
+        let out = self.one_computed(false, &|| self.product_out(with_last(x, weight.dim(0)), x, MM));
         let shape = x.shape().contiguous();
         r.finish(out, move |t, g| {
             let (Some(g), Some(weight)) = (first(g), sw.unpack(t)) else { return Grads::default() };
@@ -167,7 +171,7 @@ impl Tape {
         let sw = r.save_if(x.requires_grad(), weight);
         let (rows, last) = flat_rows(x);
         let features = bias.dim(0);
-        let out = self.one_computed(&|| {
+        let out = self.one_computed(false, &|| {
             let out = self.temp(Shape::new(&[rows, features]), x.dtype(), "matmul");
             let workspace = self.blas_lt_workspace();
             drop(workspace);

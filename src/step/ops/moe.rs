@@ -16,6 +16,8 @@ impl Tape {
     /// after the other: one stands for all, however many experts get tokens, and some expert does.
     #[must_use]
     pub fn grouped_mm(&self, x: &Tensor, weight: &Tensor, offsets: &Tensor, transposed: bool) -> Tensor {
+        // `input.to(weight.dtype)`: autocast has no say here (`_grouped_mm`, integrations/moe.py).
+        let x = &self.to(x, weight.dtype());
         let r = Recorder::begin(self, &[x, weight]);
         // Without a kernel transformers' own operator runs: it keeps both and makes both gradients, whichever is wanted.
         let fallback = !self.rules().grouped_kernel.runs_on(self.device().sm);

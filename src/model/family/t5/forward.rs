@@ -16,7 +16,7 @@ use crate::step::tensor::{Dtype, Tensor};
 /// Forced backends that cannot take a bias, and `math`.
 pub(super) fn refusals(recipe: &Recipe) -> Vec<Issue> {
     use Checkpointing as C;
-    let checkpointing = refuse_checkpointing(recipe, &[C::Selective, C::Reentrant, C::Offload, C::FullOffload]);
+    let checkpointing = refuse_checkpointing(recipe, &[C::Reentrant, C::Offload, C::FullOffload]);
     if !checkpointing.is_empty() {
         return checkpointing;
     }

@@ -208,8 +208,8 @@ impl Model for T5 {
         Vec::new()
     }
 
-    fn kept_in_f32(&self) -> Option<&'static str> {
-        Some("wo")
+    fn kept_in_f32(&self, dtype: Dtype) -> &'static [&'static str] {
+        if dtype == Dtype::F16 { &["wo"] } else { &[] }
     }
 
     fn dimensions(&self) -> Dimensions {
