@@ -117,6 +117,9 @@ impl Measurement {
         if self.run.is_some() {
             return Err("run");
         }
+        if self.gpus.iter().any(|gpu| gpu.ecc.is_some() || !gpu.figures.is_empty() || !gpu.slices.is_empty()) {
+            return Err("ecc`, `figures` or `slices");
+        }
         self.version = 3;
         Ok(self)
     }
@@ -193,7 +196,22 @@ pub struct Gpu {
     /// Whether MIG is on.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mig: Option<bool>,
-    /// Why a field is absent.
-    #[serde(skip_serializing_if = "std::collections::BTreeMap::is_empty")]
-    pub unavailable: std::collections::BTreeMap<String, String>,
+    /// The instances that MIG divides it into.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub slices: Vec<Gpu>,
+    /// How AMD's cards are divided, for compute and for memory, such as `SPX/NPS1`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub partition: Option<String>,
+    /// Whether its memory corrects errors.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ecc: Option<bool>,
+    /// How busy it is, its clocks in MHz, its memory's errors: whole numbers, by name with the unit in it.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub figures: BTreeMap<String, i64>,
+    /// What held its clocks down, by the driver's names, each in percent of the looks at it.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub throttled: BTreeMap<String, i64>,
+    /// Why a field or a figure is absent.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub unavailable: BTreeMap<String, String>,
 }

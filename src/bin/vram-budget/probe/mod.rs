@@ -1,11 +1,13 @@
 //! `vram-budget probe`: this machine's GPUs as a measurement document.
 
+mod amd;
 mod nvml;
 
-pub(crate) use nvml::Nvml;
-
+use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::process::ExitCode;
+use std::sync::OnceLock;
+use std::time::Duration;
 
 use vram_budget::measure::{Environment, Gpu, Measurement, Producer};
 
@@ -15,12 +17,55 @@ use crate::exit;
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {}
 
-/// Where GPUs are found. The real one asks the driver; tests make one up.
+/// Where GPUs are found. The real ones ask a driver; tests make one up.
 pub(crate) trait Driver {
     /// The machine's GPUs, or what was tried in vain, one line each.
     fn probe(&self) -> Result<Found, Vec<String>>;
-    /// What each GPU and the processes on it hold now, or why that is not known any more.
-    fn sample(&self) -> Result<Vec<Sample>, String>;
+    /// What each GPU and the processes on it hold and do now, or why that is not known of any of them. `errors`: the counts of
+    /// memory errors too, which take a driver longer.
+    fn sample(&self, errors: bool) -> Result<Vec<Sample>, String>;
+    /// How long to wait between two samples, so that asking costs the machine nothing to speak of.
+    fn pause(&self) -> Duration {
+        Duration::from_millis(200)
+    }
+}
+
+/// This machine's: NVIDIA's driver where it answers, else AMD's tools.
+pub(crate) struct Here {
+    drivers: [Box<dyn Driver + Send>; 2],
+    answers: OnceLock<usize>,
+}
+
+impl Default for Here {
+    fn default() -> Self {
+        Self { drivers: [Box::new(nvml::Nvml::default()), Box::new(amd::Amd::default())], answers: OnceLock::new() }
+    }
+}
+
+impl Driver for Here {
+    fn probe(&self) -> Result<Found, Vec<String>> {
+        let mut tried = Vec::new();
+        for (at, driver) in self.drivers.iter().enumerate() {
+            match driver.probe() {
+                Ok(found) if found.gpus.is_empty() => tried.push("a driver answers and has no GPU".into()),
+                Ok(found) => {
+                    let _ = self.answers.set(at);
+                    return Ok(found);
+                }
+                Err(lines) => tried.extend(lines),
+            }
+        }
+        Err(tried)
+    }
+
+    fn sample(&self, errors: bool) -> Result<Vec<Sample>, String> {
+        let at = self.answers.get().ok_or("no driver answers")?;
+        self.drivers[*at].sample(errors)
+    }
+
+    fn pause(&self) -> Duration {
+        self.drivers[self.answers.get().copied().unwrap_or(0)].pause()
+    }
 }
 
 /// What a driver says.
@@ -40,10 +85,51 @@ pub(crate) struct Sample {
     pub(crate) used: Option<u64>,
     /// Processes, and what each holds in bytes, where the driver says so.
     pub(crate) processes: Vec<(u32, Option<u64>)>,
+    /// What it does.
+    pub(crate) vitals: Vitals,
+    /// Why it does not answer at all.
+    pub(crate) lost: Option<String>,
+}
+
+/// How busy a GPU is, how fast its clocks run and what holds them down, what went wrong in its memory.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Vitals {
+    /// By the names of [`vram_budget::measure::Gpu::figures`].
+    pub(crate) figures: BTreeMap<String, i64>,
+    /// What holds the clocks down, by the driver's names.
+    pub(crate) throttled: Vec<String>,
+    /// Why a figure is absent.
+    pub(crate) unavailable: BTreeMap<String, String>,
+}
+
+/// Its clocks, as figures are called.
+const CLOCKS: [&str; 2] = ["sm_clock_mhz", "memory_clock_mhz"];
+/// The most that its clocks can be.
+const MOST_CLOCKS: [&str; 2] = ["sm_clock_max_mhz", "memory_clock_max_mhz"];
+/// The share of time in which a kernel ran, and in which memory was read or written.
+const BUSY: [&str; 2] = ["gpu_busy_percent", "memory_busy_percent"];
+/// Errors of its memory since the driver was loaded.
+pub(crate) const ERRORS: [&str; 2] = ["ecc_corrected", "ecc_uncorrected"];
+
+impl Vitals {
+    /// Notes the figure, or the reason why it is absent.
+    fn set<E: ToString>(&mut self, name: &str, figure: Result<i64, E>) {
+        match figure {
+            Ok(figure) => drop(self.figures.insert(name.to_owned(), figure)),
+            Err(reason) => drop(self.unavailable.insert(name.to_owned(), reason.to_string())),
+        }
+    }
+
+    /// Puts them into the document's GPU.
+    fn add_to(self, gpu: &mut Gpu) {
+        gpu.figures.extend(self.figures);
+        gpu.throttled.extend(self.throttled.into_iter().map(|reason| (reason, 100)));
+        gpu.unavailable.extend(self.unavailable);
+    }
 }
 
 pub(crate) fn run(_: &Args) -> anyhow::Result<ExitCode> {
-    probe(&Nvml::default(), &mut io::stdout().lock(), &mut io::stderr().lock())
+    probe(&Here::default(), &mut io::stdout().lock(), &mut io::stderr().lock())
 }
 
 fn probe(driver: &dyn Driver, out: &mut dyn Write, talk: &mut dyn Write) -> anyhow::Result<ExitCode> {
@@ -63,11 +149,11 @@ fn probe(driver: &dyn Driver, out: &mut dyn Write, talk: &mut dyn Write) -> anyh
 }
 
 pub(crate) fn no_gpu(talk: &mut dyn Write, tried: &[String]) -> anyhow::Result<ExitCode> {
-    writeln!(talk, "error: no NVIDIA GPU found on this machine")?;
+    writeln!(talk, "error: no GPU of NVIDIA or AMD found on this machine")?;
     for line in tried {
         writeln!(talk, "  tried: {line}")?;
     }
-    writeln!(talk, "help: is the NVIDIA driver installed, and does `nvidia-smi` run here?")?;
+    writeln!(talk, "help: is the driver installed, and does `nvidia-smi` or `amd-smi` run here?")?;
     Ok(ExitCode::from(exit::NO_GPU))
 }
 
@@ -85,7 +171,7 @@ mod tests {
             let gpus = self.0.clone()?;
             Ok(Found { driver: Some("580.1".into()), cuda: Some("13.0".into()), gpus })
         }
-        fn sample(&self) -> Result<Vec<Sample>, String> {
+        fn sample(&self, _: bool) -> Result<Vec<Sample>, String> {
             Ok(Vec::new())
         }
     }
@@ -111,6 +197,19 @@ mod tests {
         assert_eq!(measurement.gpus, [gpu]);
         assert_eq!(measurement.environment.unwrap().driver.unwrap(), "580.1");
         assert!(!out.contains(": 0\n"), "what is not available is absent, not zero:\n{out}");
+    }
+
+    #[test]
+    fn the_first_driver_that_has_a_gpu_is_asked_from_then_on() {
+        let gpu = Gpu { name: Some("Instinct MI300X".into()), ..Gpu::default() };
+        let of =
+            |first: Fake, second: Fake| Here { drivers: [Box::new(first), Box::new(second)], answers: OnceLock::new() };
+        let without = of(Fake(Err(vec!["no libnvidia-ml.so.1".into()])), Fake(Ok(Vec::new())));
+        assert_eq!(without.probe().unwrap_err(), ["no libnvidia-ml.so.1", "a driver answers and has no GPU"]);
+        assert!(without.sample(true).is_err());
+        let here = of(Fake(Err(vec!["no libnvidia-ml.so.1".into()])), Fake(Ok(vec![gpu])));
+        assert_eq!(here.probe().unwrap().gpus.len(), 1);
+        assert!(here.sample(true).is_ok());
     }
 
     #[test]

@@ -20,7 +20,7 @@ use anyhow::Context;
 use vram_budget::measure::{Ended, Measurement};
 
 use crate::merge::{merge, merge_here};
-use crate::probe::Nvml;
+use crate::probe::Here;
 
 /// What to run, and what to measure of it.
 #[derive(Debug, clap::Args)]
@@ -68,7 +68,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 fn record(args: &Args) -> anyhow::Result<ExitCode> {
     let out = Out::choose(args)?;
     hook::install(&out.directory, args).with_context(|| out.directory.display().to_string())?;
-    let sampler = outside::Sampler::start(Box::new(Nvml::default()));
+    let sampler = outside::Sampler::start(Box::new(Here::default()));
     let follower = follow::Follower::start(&out.directory, args.tensorboard.clone());
     let status = match child::run(&args.command, &out.directory, out.file.is_none()) {
         Ok(status) => status,

@@ -4,15 +4,10 @@
 use std::collections::BTreeMap;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread::JoinHandle;
-use std::time::Duration;
 
-use vram_budget::measure::{Figure, Measurement, Reading, ReadingName, Reported, Scope};
+use vram_budget::measure::{Figure, Gpu, Measurement, Reading, ReadingName, Reported, Scope};
 
-use crate::probe::{Driver, Found};
-
-/// Between two samples. A sample takes the driver well under a millisecond; a peak of a few milliseconds is missed, which is
-/// what the inside view is for.
-const EVERY: Duration = Duration::from_millis(200);
+use crate::probe::{Driver, Found, Sample, Vitals};
 
 /// A thread that asks the driver now and then.
 pub(super) struct Sampler {
@@ -20,7 +15,8 @@ pub(super) struct Sampler {
     thread: JoinHandle<Seen>,
 }
 
-/// The highest that was seen.
+/// The highest that was seen, and how often the GPUs did what. A sample takes NVIDIA's driver well under a millisecond; a peak
+/// of a few milliseconds is missed, which is what the inside view is for.
 #[derive(Debug, Default)]
 pub(super) struct Seen {
     found: Found,
@@ -30,6 +26,55 @@ pub(super) struct Seen {
     used: BTreeMap<u32, u64>,
     /// By process: its GPU and what it holds; `None`: the driver does not say.
     processes: BTreeMap<u32, (u32, Option<u64>)>,
+    /// By GPU: while nobody was seen on it, and while somebody was.
+    looks: BTreeMap<u32, [Looks; 2]>,
+    /// By GPU: errors of its memory, by name, first and last.
+    errors: BTreeMap<u32, BTreeMap<String, [i64; 2]>>,
+    /// By GPU: why it does not answer any more.
+    lost: BTreeMap<u32, String>,
+}
+
+/// How often a GPU did what: no series, so that a long run's document is no longer than a short one's.
+#[derive(Debug, Default)]
+struct Looks {
+    count: i64,
+    /// By figure: how often it had which value.
+    figures: BTreeMap<String, BTreeMap<i64, u64>>,
+    /// By reason: how often.
+    throttled: BTreeMap<String, i64>,
+}
+
+impl Looks {
+    fn take(&mut self, vitals: Vitals) {
+        self.count += 1;
+        for (name, figure) in vitals.figures {
+            *self.figures.entry(name).or_default().entry(figure).or_default() += 1;
+        }
+        for reason in vitals.throttled {
+            *self.throttled.entry(reason).or_default() += 1;
+        }
+    }
+
+    /// The median of each figure, with the lowest and the highest beside it, and the share of looks at which clocks were held down.
+    fn add_to(&self, gpu: &mut Gpu) {
+        for (name, values) in &self.figures {
+            let (Some((lowest, _)), Some((highest, _))) = (values.first_key_value(), values.last_key_value()) else {
+                continue;
+            };
+            let half = values.values().sum::<u64>() / 2;
+            let median = values.iter().scan(0, |seen, (value, times)| {
+                *seen += times;
+                Some((*value, *seen))
+            });
+            let median = median.skip_while(|(_, seen)| *seen <= half).map(|(value, _)| value).next();
+            gpu.unavailable.remove(name);
+            gpu.figures.insert(format!("{name}_lowest"), *lowest);
+            gpu.figures.insert(format!("{name}_highest"), *highest);
+            gpu.figures.insert(name.clone(), median.unwrap_or(*highest));
+        }
+        gpu.throttled =
+            self.throttled.iter().map(|(reason, times)| (reason.clone(), times * 100 / self.count)).collect();
+    }
 }
 
 impl Sampler {
@@ -41,16 +86,24 @@ impl Sampler {
             match driver.probe() {
                 Ok(found) => seen.found = found,
                 Err(tried) => {
-                    let why = tried.into_iter().next().unwrap_or_default();
-                    seen.failed = Some(format!("no NVIDIA driver answers: {why}"));
+                    // NVIDIA's library as it is called on Linux, and the last of AMD's tools.
+                    let mut why: Vec<String> = tried.first().into_iter().chain(tried.last()).cloned().collect();
+                    why.dedup();
+                    seen.failed = Some(format!("no GPU's driver answers: {}", why.join("; ")));
                     return seen;
                 }
             }
+            // Errors are counted at both ends.
+            let mut errors = true;
             loop {
-                seen.take(&*driver);
-                match stopped.recv_timeout(EVERY) {
-                    Err(RecvTimeoutError::Timeout) if seen.failed.is_none() => {}
-                    _ => return seen,
+                seen.take(&*driver, errors);
+                if seen.failed.is_some() {
+                    return seen;
+                }
+                errors = false;
+                if !matches!(stopped.recv_timeout(driver.pause()), Err(RecvTimeoutError::Timeout)) {
+                    seen.take(&*driver, true);
+                    return seen;
                 }
             }
         };
@@ -67,8 +120,8 @@ impl Sampler {
 }
 
 impl Seen {
-    fn take(&mut self, driver: &dyn Driver) {
-        let samples = match driver.sample() {
+    fn take(&mut self, driver: &dyn Driver, errors: bool) {
+        let samples = match driver.sample(errors) {
             Ok(samples) => samples,
             Err(error) => {
                 self.failed = Some(format!("the driver stopped to answer: {error}"));
@@ -76,13 +129,46 @@ impl Seen {
             }
         };
         for sample in samples {
-            if let Some(used) = sample.used {
-                let most = self.used.entry(sample.gpu).or_default();
-                *most = used.max(*most);
+            self.take_one(sample);
+        }
+    }
+
+    fn take_one(&mut self, mut sample: Sample) {
+        if let Some(why) = sample.lost {
+            self.lost.entry(sample.gpu).or_insert(why);
+            return;
+        }
+        if let Some(used) = sample.used {
+            let most = self.used.entry(sample.gpu).or_default();
+            *most = used.max(*most);
+        }
+        let held = usize::from(!sample.processes.is_empty());
+        for (pid, bytes) in sample.processes {
+            let most = self.processes.entry(pid).or_insert((sample.gpu, None));
+            *most = (sample.gpu, bytes.max(most.1));
+        }
+        let counts = self.errors.entry(sample.gpu).or_default();
+        sample.vitals.figures.retain(|name, count| {
+            let errors = name.starts_with("ecc_");
+            if errors {
+                counts.entry(name.clone()).or_insert([*count; 2])[1] = *count;
             }
-            for (pid, bytes) in sample.processes {
-                let most = self.processes.entry(pid).or_insert((sample.gpu, None));
-                *most = (sample.gpu, bytes.max(most.1));
+            !errors
+        });
+        self.looks.entry(sample.gpu).or_default()[held].take(sample.vitals);
+    }
+
+    /// What the GPU did, as the document has it.
+    fn add_to_gpu(&self, gpu: &mut Gpu) {
+        // Where the driver lists no process, every look counts.
+        if let Some(looks) = self.looks.get(&gpu.index).and_then(|of| of.iter().rev().find(|looks| looks.count > 0)) {
+            looks.add_to(gpu);
+        }
+        for (name, [first, last]) in self.errors.get(&gpu.index).into_iter().flatten() {
+            gpu.figures.insert(name.clone(), *last);
+            // Counts of all time are of no run.
+            if !name.ends_with("_lifetime") && last >= first {
+                gpu.figures.insert(format!("{name}_in_run"), last - first);
             }
         }
     }
@@ -94,6 +180,7 @@ impl Seen {
         environment.cuda.clone_from(&self.found.cuda);
         if !self.found.gpus.is_empty() {
             measurement.gpus.clone_from(&self.found.gpus);
+            measurement.gpus.iter_mut().for_each(|gpu| self.add_to_gpu(gpu));
         }
         let of = pid.and_then(|pid| self.processes.get(&pid));
         let unseen = || {
@@ -117,8 +204,11 @@ impl Seen {
         if let Some(used) = gpu.and_then(|gpu| self.used.get(&gpu)) {
             add(Reported::Used, Scope::Device, Ok(*used));
         }
-        if let (Some(why), false) = (&self.failed, self.used.is_empty()) {
-            measurement.run.get_or_insert_default().notes.push(why.clone());
+        let failed = self.failed.iter().filter(|_| !self.used.is_empty()).cloned();
+        let lost = self.lost.iter().map(|(gpu, why)| format!("GPU {gpu} stopped to answer: {why}"));
+        let notes: Vec<String> = failed.chain(lost).collect();
+        if !notes.is_empty() {
+            measurement.run.get_or_insert_default().notes.extend(notes);
         }
     }
 }
@@ -126,31 +216,31 @@ impl Seen {
 #[cfg(test)]
 mod tests {
     use std::sync::Mutex;
+    use std::time::Duration;
 
     use super::*;
-    use crate::probe::Sample;
 
     /// Answers by a script, one line a sample; then as the last line says.
     struct Scripted(Mutex<Vec<Result<Vec<Sample>, String>>>);
 
     impl Driver for Scripted {
         fn probe(&self) -> Result<Found, Vec<String>> {
-            Ok(Found { driver: Some("580.1".into()), ..Found::default() })
+            Ok(Found { driver: Some("580.1".into()), gpus: vec![Gpu::default()], ..Found::default() })
         }
-        fn sample(&self) -> Result<Vec<Sample>, String> {
+        fn sample(&self, _: bool) -> Result<Vec<Sample>, String> {
             let mut script = self.0.lock().unwrap();
             if script.len() > 1 { script.remove(0) } else { script[0].clone() }
         }
     }
 
     fn sample(gpu: u32, used: u64, processes: &[(u32, Option<u64>)]) -> Sample {
-        Sample { gpu, used: Some(used), processes: processes.to_vec() }
+        Sample { gpu, used: Some(used), processes: processes.to_vec(), ..Sample::default() }
     }
 
     fn seen(script: Vec<Result<Vec<Sample>, String>>) -> Seen {
         let (driver, mut seen) = (Scripted(Mutex::new(script.clone())), Seen::default());
         for _ in script {
-            seen.take(&driver);
+            seen.take(&driver, true);
         }
         seen
     }
@@ -193,11 +283,54 @@ mod tests {
     }
 
     #[test]
+    fn what_a_gpu_did_is_a_median_with_its_bounds_while_somebody_was_on_it() {
+        let look = |busy: i64, mhz: i64, errors: i64, throttled: &[&str], pids: &[(u32, Option<u64>)]| {
+            let figures = [("gpu_busy_percent", busy), ("sm_clock_mhz", mhz), ("ecc_corrected", errors)];
+            let vitals = Vitals {
+                figures: figures.into_iter().map(|(name, figure)| (name.to_owned(), figure)).collect(),
+                throttled: throttled.iter().map(|reason| (*reason).to_owned()).collect(),
+                ..Vitals::default()
+            };
+            Ok(vec![Sample { vitals, ..sample(0, 1, pids) }])
+        };
+        let on = [(7, Some(1))];
+        let mut seen = seen(vec![
+            look(0, 210, 5, &[], &[]),
+            look(90, 1410, 5, &[], &on),
+            look(100, 1380, 5, &["sw_power_cap"], &on),
+            look(97, 1410, 6, &[], &on),
+            look(20, 1410, 6, &[], &on),
+            look(0, 210, 7, &[], &[]),
+        ]);
+        seen.found.gpus =
+            vec![Gpu { unavailable: [("gpu_busy_percent".into(), "not yet".into())].into(), ..Gpu::default() }];
+        let mut document = Measurement::new(Vec::new());
+        seen.add_to(&mut document, Some(7));
+        let gpu = &document.gpus[0];
+        let of = |name: &str| ["", "_lowest", "_highest"].map(|end| gpu.figures[&format!("{name}{end}")]);
+        assert_eq!(of("gpu_busy_percent"), [97, 20, 100]);
+        assert_eq!(of("sm_clock_mhz"), [1410, 1380, 1410]);
+        assert_eq!((gpu.figures["ecc_corrected"], gpu.figures["ecc_corrected_in_run"]), (7, 2));
+        assert_eq!(gpu.throttled, [("sw_power_cap".to_owned(), 25)].into());
+        assert!(gpu.unavailable.is_empty());
+    }
+
+    #[test]
+    fn one_gpu_that_is_lost_does_not_hide_the_others() {
+        let lost = Sample { gpu: 1, lost: Some("GPU is lost".into()), ..Sample::default() };
+        let seen = seen(vec![Ok(vec![sample(0, 900, &[(7, Some(500))]), lost]), Ok(vec![sample(0, 950, &[])])]);
+        let mut document = Measurement::new(Vec::new());
+        seen.add_to(&mut document, Some(7));
+        assert_eq!(document.bytes(ReadingName::Reported(Reported::Used)), Some(950));
+        assert_eq!(document.run.unwrap().notes, ["GPU 1 stopped to answer: GPU is lost"]);
+    }
+
+    #[test]
     fn a_sampler_stops_at_once() {
         let driver = Scripted(Mutex::new(vec![Ok(vec![sample(0, 1, &[])])]));
         let begun = std::time::Instant::now();
         let seen = Sampler::start(Box::new(driver)).unwrap().stop();
         assert_eq!(seen.used[&0], 1);
-        assert!(begun.elapsed() < EVERY * 20);
+        assert!(begun.elapsed() < Duration::from_secs(4));
     }
 }
