@@ -1,12 +1,11 @@
 //! A fleet's GPUs as a Prometheus server has them: one measurement a series of a range query, read through the server's HTTP
 //! API (`/api/v1/query_range`).
 
-use std::collections::BTreeMap;
-use std::io::{Read, Write};
-use std::net::TcpStream;
-use std::time::{Duration, SystemTime};
+mod http;
 
-use anyhow::Context;
+use std::collections::BTreeMap;
+use std::time::SystemTime;
+
 use serde::Deserialize;
 use vram_budget::measure::{Figure, Gpu, Measurement, Producer, Reading, ReadingName, Reported, Scope, Series, Unit};
 
@@ -15,7 +14,8 @@ use crate::exit::Rejected;
 /// What to ask of which server.
 #[derive(Debug, clap::Args)]
 pub(super) struct Server {
-    /// A Prometheus server, such as http://localhost:9090: one measurement for each series of --query-range
+    /// A Prometheus server, such as http://localhost:9090 or https://…: one measurement for each series of --query-range.
+    /// Credentials: VRAM_BUDGET_PROMETHEUS_TOKEN, or …_USER and …_PASSWORD, in the environment
     #[arg(long, value_name = "URL", requires = "query_range")]
     pub(super) prometheus: Option<String>,
     /// The query, such as DCGM_FI_DEV_FB_USED{job="train"}
@@ -31,10 +31,6 @@ pub(super) struct Server {
     #[arg(long, value_name = "SECONDS", default_value_t = 15, value_parser = clap::value_parser!(u64).range(1..), requires = "prometheus")]
     every: u64,
 }
-
-/// The longest answer that is read.
-const MOST_ANSWER: u64 = 256 << 20;
-const PATIENCE: Duration = Duration::from_secs(30);
 
 #[derive(Debug, Deserialize)]
 struct Answer {
@@ -65,7 +61,7 @@ pub(super) fn read(args: &Server, unit: Option<Unit>) -> anyhow::Result<Vec<Meas
     let end = args.until.unwrap_or_else(now);
     let start = end.saturating_sub(args.last);
     let path = format!("/api/v1/query_range?query={}&start={start}&end={end}&step={}", encoded(query), args.every);
-    measurements(&get(url, &path)?, unit).map_err(|reason| Rejected::because(url, reason).into())
+    measurements(&http::get(url, &path)?, unit).map_err(|reason| Rejected::because(url, reason).into())
 }
 
 /// What the answer says, in the unit that the metric's name tells; else in `unit`.
@@ -152,38 +148,6 @@ fn encoded(text: &str) -> String {
         }
         out
     })
-}
-
-/// The body of `GET URL/path`. HTTP/1.0: the answer is whole when the server closes.
-fn get(url: &str, path: &str) -> anyhow::Result<Vec<u8>> {
-    let address =
-        url.strip_prefix("http://").context("only http:// is spoken here: put a proxy or a tunnel before TLS")?;
-    let (authority, prefix) = address.split_once('/').map_or((address, ""), |(host, rest)| (host, rest));
-    let prefix = if prefix.is_empty() { String::new() } else { format!("/{}", prefix.trim_end_matches('/')) };
-    let with_port = if authority.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok()) {
-        authority.to_owned()
-    } else {
-        format!("{authority}:80")
-    };
-    let mut stream = TcpStream::connect(&with_port).with_context(|| url.to_owned())?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
-    write!(stream, "GET {prefix}{path} HTTP/1.0\r\nHost: {authority}\r\nAccept: application/json\r\n\r\n")?;
-    let mut answer = Vec::new();
-    stream.take(MOST_ANSWER + 1).read_to_end(&mut answer).with_context(|| url.to_owned())?;
-    if answer.len() as u64 > MOST_ANSWER {
-        return Err(Rejected::because(url, "an answer larger than 256 MiB: ask for less time or fewer series").into());
-    }
-    let end = answer.windows(4).position(|four| four == b"\r\n\r\n").context("no HTTP answer")?;
-    let head = String::from_utf8_lossy(&answer[..end]).into_owned();
-    let status = head.split(' ').nth(1).unwrap_or_default();
-    // Prometheus explains a bad query in the body of a 400 or 422.
-    if !matches!(status, "200" | "400" | "422") {
-        return Err(
-            Rejected::because(url, format!("the server answers {}", head.lines().next().unwrap_or_default())).into()
-        );
-    }
-    Ok(answer.split_off(end + 4))
 }
 
 #[cfg(test)]
