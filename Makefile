@@ -7,7 +7,7 @@ PORT ?= 8080
 TRUNK := env -u NO_COLOR trunk
 WEB := --target wasm32-unknown-unknown --no-default-features --features web
 
-.PHONY: help serve dev test dist fmt lint test-rust test-torch test-page size speed accuracy screenshots clean
+.PHONY: help serve dev test dist fmt lint test-rust test-torch test-page size speed accuracy screenshots release clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -66,6 +66,9 @@ test-page: ## the built page in a real browser
 accuracy: ## fill the README's accuracy table from the measured cases
 	scripts/tools.sh rust
 	node scripts/accuracy.mjs
+
+release: dist ## the archive of a release, in target/dist: one program for Linux with glibc 2.28 or later
+	scripts/release.sh
 
 screenshots: dist ## retake docs/*.png from the page
 	scripts/tools.sh browser

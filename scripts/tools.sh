@@ -1,11 +1,14 @@
 #!/usr/bin/env bash
-# Installs what `make` needs and does not find: `tools.sh rust`, `tools.sh web`, `tools.sh browser`.
+# Installs what `make` needs and does not find: `tools.sh rust`, `tools.sh web`, `tools.sh browser`,
+# `tools.sh release`.
 # Nothing that is already there in the right version is touched; what is added goes to .tools/ and node_modules/.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export PATH="$PWD/.tools/bin:$PWD/scripts/node_modules/.bin:$HOME/.cargo/bin:$PATH"
 
 TRUNK=0.21.14
+ZIGBUILD=0.24.1
+ZIG=0.17.1
 
 say() { echo "tools: $*" >&2; }
 fail() { say "$*"; exit 1; }
@@ -69,9 +72,27 @@ browser() {
   node_modules tests/e2e
 }
 
+release() {
+  rust
+  apt_or_say objdump binutils
+  have cargo-zigbuild || {
+    say "installing cargo-zigbuild $ZIGBUILD (minutes)"
+    cargo install --quiet --root .tools cargo-zigbuild --version "$ZIGBUILD" --locked
+  }
+  # The linker, with every glibc's symbols.
+  have zig || {
+    say "installing zig $ZIG"
+    python3 -m venv .tools/zig || fail "\`python3 -m venv\` is missing: install it (Debian: apt install python3-venv), or zig"
+    .tools/zig/bin/pip install --quiet "ziglang==$ZIG"
+    mkdir -p .tools/bin
+    printf '#!/bin/sh\nexec "%s/.tools/zig/bin/python" -m ziglang "$@"\n' "$PWD" > .tools/bin/zig
+    chmod +x .tools/bin/zig
+  }
+}
+
 for want in "$@"; do
   case $want in
-    rust | web | browser) "$want" ;;
-    *) fail "unknown tool set \`$want\`: rust, web or browser" ;;
+    rust | web | browser | release) "$want" ;;
+    *) fail "unknown tool set \`$want\`: rust, web, browser or release" ;;
   esac
 done
