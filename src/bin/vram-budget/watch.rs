@@ -160,7 +160,7 @@ fn remarks(gpu: Option<&Gpu>, sample: &Sample) -> Vec<String> {
         said.push(format!("clocks held down by {}", sample.vitals.throttled.join(", ")));
     }
     if let Some(errors) = sample.vitals.figures.get(ERRORS[1]).filter(|errors| **errors > 0) {
-        said.push(format!("{errors} memory errors that were not corrected since the driver was loaded"));
+        said.push(format!("memory errors that were not corrected since the driver was loaded: {errors}"));
     }
     let Some(gpu) = gpu else { return said };
     if gpu.mig == Some(true) {
@@ -223,7 +223,7 @@ mod tests {
         assert!(table.contains("RTX 4090") && table.contains("24.0"), "{table}");
         assert!(table.contains("not known") && !table.contains("grew"), "{table}");
         assert!(table.contains(" 97 %         -\n"), "{table}");
-        assert!(table.contains("held down by sw_power_cap") && table.contains("2 memory errors"), "{table}");
+        assert!(table.contains("held down by sw_power_cap") && table.contains("was loaded: 2"), "{table}");
         assert!(table.contains("does not answer: GPU is lost"), "{table}");
         let (_, lines) = watched(true, 2);
         let first: serde_json::Value = serde_json::from_str(lines.lines().next().unwrap()).unwrap();
