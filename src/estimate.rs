@@ -5,6 +5,7 @@ mod offload;
 mod phases;
 mod ranks;
 mod slices;
+mod transfers;
 
 use std::borrow::Cow;
 
@@ -37,6 +38,7 @@ pub use phases::{Peak, PhaseOnCard, binding_phase, phases};
 use phases::{usable_beside, vllm};
 pub use ranks::{RankEstimate, RankWalk, ranks, ranks_differ};
 pub use slices::Slices;
+pub use transfers::{Transfer, Transfers, Way, transfers};
 
 /// Everything that follows from a plan.
 #[derive(Clone, Debug, PartialEq)]

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 use vram_budget::bill::{Instant, Part};
 use vram_budget::decide::decide;
-use vram_budget::estimate::{Job, estimate, quick, ranks};
+use vram_budget::estimate::{Job, Transfer, Way, estimate, quick, ranks, transfers};
 use vram_budget::measure::{Case, Figure, ReadingName};
 use vram_budget::model::ModelSource;
 use vram_budget::plan::Plan;
@@ -440,4 +440,130 @@ proptest! {
         let both = of(Parallel { world_size: each, tensor, data, ..Parallel::default() });
         prop_assert_eq!(params(&both) * each, one + (tp - 1) * norms);
     }
+}
+
+/// What saving and loading take is as recorded: on the GPU to the byte but for what is said, in host memory, and in files.
+#[test]
+fn saving_and_loading_are_as_recorded() {
+    let table = include_str!("data/distributed-steps/transfers.jsonl");
+    let (mut saved, mut loaded) = (0, 0);
+    for line in table.lines() {
+        let raw: serde_json::Value = serde_json::from_str(line).unwrap();
+        let (id, result) = (raw["id"].as_str().unwrap(), &raw["result"]);
+        let mut bare = raw.clone();
+        let layout = bare["case"]["parallel"].as_object_mut().unwrap();
+        let how = layout.remove("load").map_or(String::new(), |how| how.as_str().unwrap().to_owned());
+        let first = layout.remove("rank").is_none();
+        let [all_read, _] = ["all_read", "to_empty"].map(|key| layout.remove(key).is_some());
+        let case = Case::read(&bare.to_string()).unwrap();
+        let mut plan = case.plan.clone().unwrap_or_else(|found| panic!("{id}: {found:?}"));
+        if let (DataParallel::DeepSpeed(options), true) = (&mut plan.parallel.data, how == "init") {
+            options.zero_init = true;
+        }
+        let readings = estimate(&plan).unwrap_or_else(|found| panic!("{id}: {found:?}")).readings.unwrap();
+        let all = transfers(&plan, &readings, 8).unwrap();
+        let find =
+            |ways: &[Transfer], way: Way| *ways.iter().find(|of| of.way == way).unwrap_or_else(|| panic!("{id}"));
+        if how.is_empty() {
+            saved += saving_is_as_recorded(id, &plan, result, first, &|way| find(&all.saving, way));
+            continue;
+        }
+        let way = match how.as_str() {
+            "each" => Way::EachRank,
+            "init" => Way::ZeroInit,
+            _ => Way::Broadcast,
+        };
+        let ours = find(&all.loading, way).device.get();
+        let mut measured = result["device_requested"].as_u64().unwrap();
+        if all_read {
+            // A second copy of the shards, where each rank distributes what it read.
+            measured -= readings.params.get();
+        }
+        // The model's buffers, which are counted though some are moved later.
+        let over = 256;
+        let zero3 = case.family == "zero3" && way == Way::EachRank;
+        if zero3 {
+            // Its buckets are there too when the engine has been made.
+            assert!(ours <= measured, "{id}: {ours}, {measured}");
+        } else {
+            assert!((0..=over).contains(&(ours.cast_signed() - measured.cast_signed())), "{id}: {ours}, {measured}");
+        }
+        loaded += 1;
+    }
+    assert_eq!((saved, loaded), (43, 22));
+}
+
+/// How many ways of a case were compared.
+fn saving_is_as_recorded(
+    id: &str,
+    plan: &Plan,
+    result: &serde_json::Value,
+    first: bool,
+    find: &dyn Fn(Way) -> Transfer,
+) -> usize {
+    let saves = result["saves"].as_array().unwrap();
+    let named = |name: &str| saves.iter().find(|of| of["way"].as_str() == Some(name));
+    let bytes = |of: &serde_json::Value, key: &str| of[key].as_u64().unwrap();
+    let both = |model: &str, states: &str, key: &str| {
+        [named(model), named(states)].into_iter().flatten().map(|of| bytes(of, key)).max()
+    };
+    let mut seen = 0;
+    let mut device = |way: Way, measured: u64, under: u64| {
+        let ours = find(way).device.get();
+        assert!((measured..=measured + under).contains(&ours), "{id} {way:?}: {ours}, {measured}");
+        seen += 1;
+    };
+    let host_is = |way: Way, measured: u64| {
+        let of = find(way);
+        let ours = if first { of.host_first } else { of.host_others }.get();
+        // Tensors of less than 4 KiB were not counted.
+        assert!(ours.abs_diff(measured) <= 256 << 10, "{id} {way:?}: {ours} in host memory, {measured}");
+    };
+    let of_files = |of: &serde_json::Value, key: &str| {
+        let files = of["files"].as_array().unwrap().iter();
+        files.map(|file| bytes(file, key)).max().unwrap_or(0)
+    };
+    match &plan.parallel.data {
+        DataParallel::Ddp(_) => {
+            device(Way::RankZero, both("model", "optim", "device_requested").unwrap(), 0);
+            host_is(Way::RankZero, bytes(named("save_pretrained").unwrap(), "host_peak"));
+            let files = ["model", "optim"].map(|name| of_files(named(name).unwrap(), "bytes"));
+            assert!(find(Way::RankZero).written.get().abs_diff(files.iter().sum()) < 1024, "{id}");
+        }
+        DataParallel::DeepSpeed(options) => {
+            let of = named("checkpoint").unwrap();
+            // Four scalars; an offloaded parameter's persistent parts.
+            device(Way::SaveCheckpoint, 0, 0);
+            assert!(bytes(of, "device_requested") <= 4096, "{id}");
+            host_is(Way::SaveCheckpoint, of_files(of, "largest_from_device"));
+            if options.stage == 3 {
+                // Small parameters that stay gathered are freed first.
+                let of = named("consolidated").unwrap();
+                device(Way::Gather16Bit, bytes(of, "device_requested"), 512 << 10);
+                let held = if options.offload_param.is_on() { bytes(of, "host_peak") } else { bytes(of, "host_state") };
+                let ours = find(Way::Gather16Bit).host_first.get();
+                assert!(!first || held.abs_diff(ours) < 1024 || options.offload_param.is_on() && held > ours, "{id}");
+            }
+        }
+        data => {
+            let fsdp1 = matches!(data, DataParallel::Fsdp1(_));
+            let replicas = matches!(data, DataParallel::Fsdp1(of) if of.replicas > 1);
+            let [model, states] =
+                if fsdp1 { ["full_all.model", "full_all.optim"] } else { ["full.model", "full.optim"] };
+            device(Way::FullStateDict, both(model, states, "device_requested").unwrap(), 0);
+            let unsharded = named("full.model").is_some_and(|of| fsdp1 && bytes(of, "host_state") == 0);
+            let whole = ["full.model", "full.optim"].map(|name| bytes(named(name).unwrap(), "host_state"));
+            if !unsharded || !first {
+                host_is(Way::FullStateDict, whole.iter().sum());
+            }
+            if let (true, Some(measured)) =
+                (fsdp1 && !replicas && !unsharded, both("sharded_cpu.model", "sharded_cpu.optim", "device_requested"))
+            {
+                device(Way::Sharded, measured, 0);
+                let shards = ["sharded_cpu.model", "sharded_cpu.optim"];
+                host_is(Way::Sharded, shards.map(|name| bytes(named(name).unwrap(), "host_state")).iter().sum());
+            }
+        }
+    }
+    seen
 }

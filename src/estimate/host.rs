@@ -19,11 +19,21 @@ const MAX_SHARD: u64 = 50_000_000_000;
 /// What a checkpoint of `plan`, whose steps read `readings`, writes and copies. None where weights and states are spread over
 /// ranks in another way than FSDP2's, FP32 masters are kept apart, or an optimizer for each weight steps in backward.
 pub(super) fn checkpoint(model: &dyn Model, plan: &Plan, readings: &Readings) -> Option<CheckpointReadings> {
-    let recipe = &plan.recipe;
     if let DataParallel::Fsdp2(options) = &plan.parallel.data {
         return sharded(model, plan, options, readings);
     }
-    if !plan.parallel.is_single() || recipe.precision == Some(Precision::Bf16Master) || recipe.optimizer.in_backward {
+    // What all ranks hold is rank 0's to write.
+    let alike = matches!(plan.parallel.data, DataParallel::None | DataParallel::Ddp(_) | DataParallel::Dp(_));
+    if !alike || plan.parallel.tensor.size > 1 {
+        return None;
+    }
+    whole(model, plan, readings)
+}
+
+/// What one process holds whole, as it is written.
+pub(super) fn whole(model: &dyn Model, plan: &Plan, readings: &Readings) -> Option<CheckpointReadings> {
+    let recipe = &plan.recipe;
+    if recipe.precision == Some(Precision::Bf16Master) || recipe.optimizer.in_backward {
         return None;
     }
     // Of adapters what is trained is what is saved, and a gradient is of its parameter's sizes and type.
@@ -43,6 +53,11 @@ pub(super) fn checkpoint(model: &dyn Model, plan: &Plan, readings: &Readings) ->
 /// What a writer copies ahead of its file (`per_thread_copy_ahead`, torch/distributed/checkpoint/filesystem.py, 2.15).
 const COPIED_AHEAD: u64 = 10_000_000;
 
+/// The most that a rank copies at once of shards, the largest of so many bytes, to write `written`.
+pub(super) fn copied_of_shards(largest: u64, written: u64) -> u64 {
+    largest.saturating_add(COPIED_AHEAD).min(written)
+}
+
 /// Of FSDP2's shards: each rank writes its own, copying them one after another (`torch.distributed.checkpoint.save`), or rank
 /// 0 gathers them all (`StateDictOptions(full_state_dict=True, cpu_offload=True)`, `state_dict.py`).
 fn sharded(model: &dyn Model, plan: &Plan, options: &Fsdp2, readings: &Readings) -> Option<CheckpointReadings> {
@@ -60,7 +75,7 @@ fn sharded(model: &dyn Model, plan: &Plan, options: &Fsdp2, readings: &Readings)
     Some(CheckpointReadings {
         weights,
         states,
-        copied: Bytes(largest.saturating_add(COPIED_AHEAD).min(written)),
+        copied: Bytes(copied_of_shards(largest, written)),
         gathered: Some(Bytes(whole.saturating_add(states.get().saturating_mul(shards)))),
     })
 }
@@ -76,7 +91,7 @@ pub(super) fn tier(readings: &Readings) -> Tier {
             "what the layout keeps there, paged states, activations in host memory, copies while a checkpoint is saved; not Python, its libraries, the mapped checkpoint, what an optimizer on the CPU takes for a moment"
         }
         None => {
-            "what the layout keeps there, paged states, activations in host memory; saving is not modelled for this plan; not Python, its libraries, the mapped checkpoint"
+            "what the layout keeps there, paged states, activations in host memory; without saving, whose ways are listed apart; not Python, its libraries, the mapped checkpoint"
         }
     };
     Tier { peak_bytes: Bytes(peak), provenance: modelled(source) }

@@ -30,7 +30,7 @@ pub(super) fn offload(model: &dyn Model, plan: &Plan, walk: &Walk) -> Option<Off
 }
 
 /// States of a parameter's size that the optimizer keeps.
-fn moments(plan: &Plan) -> u64 {
+pub(super) fn moments(plan: &Plan) -> u64 {
     let optimizer = &plan.recipe.optimizer;
     match optimizer.name {
         OptimizerName::Sgd => u64::from(optimizer.momentum > 0.0),
@@ -39,7 +39,7 @@ fn moments(plan: &Plan) -> u64 {
 }
 
 /// What so many bytes take: the allocator of pinned memory rounds up to a power of two (`CachingHostAllocator.h`).
-fn block(bytes: u64, pinned: bool) -> u64 {
+pub(super) fn block(bytes: u64, pinned: bool) -> u64 {
     if pinned { bytes.checked_next_power_of_two().unwrap_or(bytes) } else { bytes }
 }
 

@@ -22,7 +22,7 @@ pub(super) fn print(
     smallest: Option<&SmallestCard>,
     rows: Option<&[Row]>,
     ranks: &[RankEstimate],
-    tokens: Option<u64>,
+    (tokens, transfers): (Option<u64>, Option<Value>),
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
     let estimate = &decision.estimate;
@@ -40,6 +40,7 @@ pub(super) fn print(
         "bill": bill(&estimate.bill),
         "parameters": estimate.parameters,
         "readings": estimate.readings,
+        "transfers": transfers,
         "on_card": estimate.on_card,
         "smallest_card": smallest,
         "notes": estimate.notes,

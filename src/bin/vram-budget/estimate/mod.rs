@@ -5,6 +5,7 @@ mod json;
 mod measured;
 mod report;
 mod time;
+mod transfer;
 
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -12,7 +13,7 @@ use std::process::ExitCode;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use vram_budget::decide::{advise, decide};
-use vram_budget::estimate::{ranks, smallest_card_of};
+use vram_budget::estimate::{ranks, smallest_card_of, transfers};
 use vram_budget::measure::Unit;
 
 use crate::exit::Rejected;
@@ -38,6 +39,10 @@ pub(crate) struct Args {
     /// Also say what training over so many tokens takes
     #[arg(long, help_heading = "Output", value_name = "TOKENS", value_parser = clap::value_parser!(u64).range(1..))]
     tokens: Option<u64>,
+    /// GPUs of a node: host memory of its ranks is added up
+    #[arg(long, help_heading = "Output", value_name = "N", default_value_t = 8,
+          value_parser = clap::value_parser!(u64).range(1..=1024))]
+    gpus_per_node: u64,
     /// The unit of the measured figures, where they are not bytes
     #[arg(long, help_heading = "Output", requires = "measured", value_parser = unit())]
     unit: Option<Unit>,
@@ -73,10 +78,16 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     // The rule of thumb has no step to replay.
     let smallest = decision.estimate.readings.as_ref().and_then(|_| smallest_card_of(&plan).ok());
     let ranks = ranks(&plan).unwrap_or_default();
+    let readings = decision.estimate.readings.as_ref();
+    let transfers = readings.and_then(|of| transfers(&plan, of, args.gpus_per_node).ok());
     if args.json {
-        json::print(&plan, &decision, smallest.as_ref(), rows.as_deref(), &ranks, args.tokens, &mut out)?;
+        let transfers = transfers.as_ref().map(transfer::document).transpose()?;
+        json::print(&plan, &decision, smallest.as_ref(), rows.as_deref(), &ranks, (args.tokens, transfers), &mut out)?;
     } else {
         report::print(&plan, &decision, smallest.as_ref(), &ranks, args.tokens, &mut out)?;
+        if let Some(of) = transfers.filter(|_| !plan.parallel.is_single()) {
+            transfer::print(&of, &mut out)?;
+        }
         if let Some(rows) = &rows {
             measured::print(rows, &mut out)?;
         }
