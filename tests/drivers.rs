@@ -156,6 +156,7 @@ fn amd(name: &str, programs: &[(&str, &str)]) -> PathBuf {
 fn amds_tool_is_asked_where_nvidias_driver_is_not_there() {
     let script = format!(
         "case $1 in\n\
+         partition) echo '{{\"current_partition\": [{{\"gpu_id\": 0, \"memory\": \"NPS1\", \"accelerator_type\": \"SPX\"}}]}}';;\n\
          metric) echo 'WARNING: User is missing the following required groups: render, video.'; cat {DATA}/amd-smi-metric-rx6600.json;;\n\
          static) cat {DATA}/amd-smi-static-rx6600.json;;\n\
          process) echo '[{{\"gpu\": 0, \"process_list\": [{{\"process_info\": {{\"pid\": 77, \"memory_usage\": {{\"vram_mem\": {{\"value\": 104857600, \"unit\": \"B\"}}}}}}}}]}}]';;\n\
@@ -167,6 +168,7 @@ fn amds_tool_is_asked_where_nvidias_driver_is_not_there() {
     let gpu = &found.gpus[0];
     assert_eq!((gpu.total_bytes.unwrap().get(), gpu.free_bytes.unwrap().get()), (8176 << 20, 7974 << 20));
     assert_eq!((figure(gpu, "sm_clock_max_mhz"), gpu.mig), (2750, None));
+    assert_eq!(gpu.partition.as_deref(), Some("SPX/NPS1"));
     assert!(gpu.unavailable.contains_key("ecc"), "{:?}", gpu.unavailable);
     let looks = lines(&command(&folder, &["watch", "--once", "--json"]).output().unwrap());
     assert_eq!(looks[0]["processes"][0], serde_json::json!({ "pid": 77, "bytes": 104_857_600 }));

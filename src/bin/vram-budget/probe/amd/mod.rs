@@ -35,7 +35,7 @@ enum Tool {
     RocmSmi(&'static str),
 }
 
-/// On `PATH`, and where ROCm is installed.
+/// On `PATH`; else where ROCm is installed.
 const TOOLS: [Tool; 4] = [
     Tool::AmdSmi("amd-smi"),
     Tool::AmdSmi("/opt/rocm/bin/amd-smi"),
@@ -82,6 +82,15 @@ impl Amd {
                     if let Err(why) = facts {
                         cards.values_mut().for_each(|card| card.lacks("name", &why));
                     }
+                    if cards.values().all(|card| card.partition.is_none()) {
+                        let current = self.ask(program, &["partition", "--current", "--json"]);
+                        let current = current.and_then(|found| {
+                            read::partitions(&found, &mut cards).map_err(|why| named("partition --current", why))
+                        });
+                        if let Err(why) = current {
+                            cards.values_mut().for_each(|card| card.lacks("partition", &why));
+                        }
+                    }
                 }
                 Ok(cards)
             }
@@ -94,8 +103,12 @@ impl Amd {
 
 impl Driver for Amd {
     fn probe(&self) -> Result<Found, Vec<String>> {
-        let mut tried = Vec::new();
+        let mut tried: Vec<String> = Vec::new();
         for tool in TOOLS {
+            let not_found = tried.last().is_some_and(|why| why.ends_with(ask::NOT_FOUND));
+            if tool.program().starts_with('/') && !not_found {
+                continue;
+            }
             match self.cards(tool, true) {
                 Ok(cards) if cards.is_empty() => tried.push(format!("{}: no GPU", tool.program())),
                 Ok(cards) => {

@@ -141,12 +141,7 @@ pub(super) fn facts(found: &Value, cards: &mut BTreeMap<u32, Card>) -> Result<()
         let Some(card) = cards.get_mut(&index) else { continue };
         card.name = text(&of["asic"]["market_name"]);
         card.driver = text(&of["driver"]["version"]);
-        let partition = &of["partition"];
-        // Since 26 a command of its own says it; without both halves it says nothing.
-        card.partition = text(&partition["accelerator_partition"])
-            .or_else(|| text(&partition["compute_partition"]))
-            .zip(text(&partition["memory_partition"]))
-            .map(|(compute, memory)| format!("{compute}/{memory}"));
+        card.partition = divided(&of["partition"]["compute_partition"], &of["partition"]["memory_partition"]);
         // The memory controller's block corrects.
         card.ecc = match of["ras"]["ecc_block_state"]["UMC"].as_str() {
             Some("ENABLED") => Some(true),
@@ -156,6 +151,24 @@ pub(super) fn facts(found: &Value, cards: &mut BTreeMap<u32, Card>) -> Result<()
         card.total = card.total.or_else(|| bytes(&of["vram"]["size"], "MB"));
     }
     Ok(())
+}
+
+/// `amd-smi partition --current`: what `static` says no more since 26.
+pub(super) fn partitions(found: &Value, cards: &mut BTreeMap<u32, Card>) -> Result<(), String> {
+    let list = found["current_partition"].as_array().ok_or("an unknown shape: no `current_partition`")?;
+    for of in list {
+        let index = whole(&of["gpu_id"]).and_then(|index| u32::try_from(index).ok());
+        if let Some(card) = index.and_then(|index| cards.get_mut(&index)) {
+            card.partition = divided(&of["accelerator_type"], &of["memory"]);
+        }
+    }
+    Ok(())
+}
+
+/// `SPX/NPS1`; one half alone says nothing.
+fn divided(compute: &Value, memory: &Value) -> Option<String> {
+    let (compute, memory) = text(compute).zip(text(memory))?;
+    Some(format!("{}/{memory}", compute.trim_end_matches('*')))
 }
 
 /// `rocm-smi`: one object a card, its values as texts; processes and the driver under `system`.
@@ -339,6 +352,10 @@ mod tests {
         let partition = json!([{ "gpu": 0, "partition": { "compute_partition": "CPX", "memory_partition": "NPS4" } }]);
         facts(&partition, &mut cards).unwrap();
         assert_eq!(cards[&0].partition.as_deref(), Some("CPX/NPS4"));
+        let current = json!({ "current_partition": [{ "gpu_id": 1, "memory": "NPS1", "accelerator_type": "DPX*",
+            "accelerator_profile_index": 0, "partition_id": "0" }, { "gpu_id": 9 }] });
+        partitions(&current, &mut cards).unwrap();
+        assert_eq!(cards[&1].partition.as_deref(), Some("DPX/NPS1"));
     }
 
     #[test]
@@ -374,5 +391,51 @@ mod tests {
         let strange = json!([{ "gpu": 0, "clock": [], "ecc": 1e300, "usage": { "gfx_activity": -4 }, "mem_usage": { "total_vram": { "value": 1e16, "unit": "GB" } } }]);
         assert_eq!(metric(&strange).unwrap()[&0].total, None);
         assert!(processes(&json!([{ "gpu": 0 }]), &mut BTreeMap::new()).unwrap_err().contains("process_list"));
+    }
+
+    /// Every value in turn replaced by what nobody expects there: an answer or a reason, never a panic.
+    #[test]
+    fn no_value_breaks_the_reader() {
+        fn places(of: &Value, at: &str, into: &mut Vec<String>) {
+            into.push(at.to_owned());
+            match of {
+                Value::Object(map) => map.iter().for_each(|(key, of)| {
+                    let key = key.replace('~', "~0").replace('/', "~1");
+                    places(of, &format!("{at}/{key}"), into);
+                }),
+                Value::Array(list) => {
+                    list.iter().enumerate().for_each(|(n, of)| places(of, &format!("{at}/{n}"), into));
+                }
+                _ => {}
+            }
+        }
+        let odd =
+            [json!(null), json!(-1), json!(1.8e19), json!(u64::MAX), json!("N/A"), json!([[]]), json!({ "value": {} })];
+        let mut tried = 0;
+        for whole in [
+            printed!("amd-smi-metric-rx6600.json"),
+            printed!("amd-smi-static-r9700.json"),
+            printed!("amd-smi-process-r9700.json"),
+            printed!("rocm-smi-rx7900xt.json"),
+        ] {
+            let mut at = Vec::new();
+            places(&whole, "", &mut at);
+            for (at, odd) in at.iter().flat_map(|at| odd.iter().map(move |odd| (at, odd))) {
+                let mut changed = whole.clone();
+                *changed.pointer_mut(at).unwrap() = odd.clone();
+                let mut cards: BTreeMap<u32, Card> = [(0, Card::default()), (1, Card::default())].into();
+                for done in [
+                    metric(&changed).map(drop),
+                    rocm_smi(&changed).map(drop),
+                    facts(&changed, &mut cards),
+                    processes(&changed, &mut cards),
+                    partitions(&changed, &mut cards),
+                ] {
+                    assert!(done.is_ok() || !done.unwrap_err().is_empty());
+                }
+                tried += 1;
+            }
+        }
+        assert!(tried > 1000, "{tried}");
     }
 }
