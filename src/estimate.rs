@@ -20,7 +20,9 @@ use crate::model::{Model, ModelSource, ReadModel, presets, read_config};
 use crate::plan::{Framework, Plan, Version};
 use crate::recipe::optimizer::adam_mini;
 use crate::recipe::parallel::{DataParallel, InitDevice};
-use crate::recipe::{Attention, Checkpointing, FloatName, LigerKernel, Loss, Method, Precision, SdpaBackend};
+use crate::recipe::{
+    Attention, Checkpointing, FloatName, LigerKernel, Loss, Method, OptimizerName, Precision, SdpaBackend,
+};
 use crate::rule_of_thumb::{Thumb, rule_of_thumb};
 use crate::step::capacity::{SmallestCard, smallest_card};
 use crate::step::log::Phase;
@@ -155,40 +157,8 @@ impl Job {
             if !matches!(plan.parallel.data, DataParallel::Megatron(_)) {
                 issues.extend(read.model.refusals(&plan.recipe));
             }
-            issues.extend(liger_issues(read.model.as_ref(), plan));
-            issues.extend(packed_issues(read.model.as_ref(), plan));
-            issues.extend(padded_issues(read.model.as_ref(), plan));
-            if plan.recipe.attention == Some(Attention::FlashAttention2) {
-                let capability = hardware.as_ref().and_then(|hardware| hardware.capability);
-                issues.extend(flash_package_issues(read.model.as_ref(), plan, capability));
-            }
-            issues.extend(adam_mini::issues(read.model.as_ref(), &plan.recipe, &plan.parallel));
-            issues.extend(crate::step::freeze::issues(read.model.as_ref(), &plan.recipe));
-            if plan.recipe.loss != Loss::Hf && !read.model.is_causal_lm() {
-                let what = format!("another way to compute the loss of {}", read.model.family());
-                issues.push(Issue::new("recipe.loss", IssueKind::NotModelled { what }));
-            }
-            issues.extend(linear_loss_issues(plan));
-            if plan.recipe.sdpa_backend == Some(SdpaBackend::Math) && !read.model.takes_math_attention() {
-                let what = format!("the math backend of scaled_dot_product_attention in {}", read.model.family());
-                issues.push(Issue::new("recipe.sdpa_backend", IssueKind::NotModelled { what }));
-            }
-            issues.extend(crate::step::load::issues(read.model.as_ref(), &plan.recipe));
-            issues.extend(crate::step::parallel::refusals(read.model.as_ref(), plan));
-            issues.extend(crate::step::megatron::refusals(read.model.as_ref(), plan));
-            issues.extend(crate::step::actors::issues(read.model.as_ref(), plan));
             let capability = hardware.as_ref().and_then(|hardware| hardware.capability);
-            issues.extend(crate::step::transformer_engine::issues(read.model.as_ref(), plan, capability));
-            if plan.recipe.float8 {
-                issues.extend(float8_issues(read.model.as_ref(), plan, capability));
-            }
-            if let Some(lora) = &plan.recipe.lora {
-                issues.extend(crate::step::adapters::issues(
-                    read.model.as_ref(),
-                    lora,
-                    plan.recipe.quantization.is_some(),
-                ));
-            }
+            issues.extend(issues_of_asked(read.model.as_ref(), plan, capability));
         }
         match (model, hardware, alloc_conf) {
             (Some(read), Some(hardware), Some(alloc_conf)) if issues.is_empty() => {
@@ -248,6 +218,44 @@ impl Job {
     }
 }
 
+/// What is wrong with what a plan asks for beyond the plainest. Nothing is looked at that is not asked for: what the page does not
+/// run at its start comes with the rest of its program (`scripts/split.mjs`).
+fn issues_of_asked(model: &dyn Model, plan: &Plan, capability: Option<Capability>) -> Vec<Issue> {
+    let recipe = &plan.recipe;
+    let mut issues = Vec::new();
+    let mut when = |asked: bool, of: &dyn Fn() -> Vec<Issue>| {
+        if asked {
+            issues.extend(of());
+        }
+    };
+    let not_modelled = |field: &str, what: &str| {
+        let what = format!("{what} {}", model.family());
+        vec![Issue::new(field, IssueKind::NotModelled { what })]
+    };
+    let megatron = matches!(plan.parallel.data, DataParallel::Megatron(_));
+    when(!recipe.liger.is_empty(), &|| liger_issues(model, plan));
+    when(!recipe.packed.is_empty(), &|| packed_issues(model, plan));
+    when(recipe.padded, &|| padded_issues(model, plan));
+    when(recipe.attention == Some(Attention::FlashAttention2), &|| flash_package_issues(model, plan, capability));
+    when(recipe.optimizer.name == OptimizerName::AdamMini, &|| adam_mini::issues(model, recipe, &plan.parallel));
+    when(!recipe.freeze.is_empty(), &|| crate::step::freeze::issues(model, recipe));
+    when(recipe.loss != Loss::Hf && !model.is_causal_lm(), &|| {
+        not_modelled("recipe.loss", "another way to compute the loss of")
+    });
+    when(matches!(recipe.loss, Loss::LinearCrossEntropy(_)), &|| linear_loss_issues(plan));
+    when(recipe.sdpa_backend == Some(SdpaBackend::Math) && !model.takes_math_attention(), &|| {
+        not_modelled("recipe.sdpa_backend", "the math backend of scaled_dot_product_attention in")
+    });
+    when(crate::step::load::loads(recipe), &|| crate::step::load::issues(model, recipe));
+    when(!plan.parallel.is_single() && !megatron, &|| crate::step::parallel::refusals(model, plan));
+    when(megatron || model.family() == "megatron", &|| crate::step::megatron::refusals(model, plan));
+    when(recipe.method.is_some(), &|| crate::step::actors::issues(model, plan));
+    when(recipe.float8_te.is_some(), &|| crate::step::transformer_engine::issues(model, plan, capability));
+    when(recipe.float8, &|| float8_issues(model, plan, capability));
+    when(recipe.lora.is_some(), &|| crate::step::adapters::issues(model, recipe));
+    issues
+}
+
 /// Whether tied weights come apart: FSDP1 puts each module of a model that was made on no device on the GPU by itself.
 fn loses_ties(data: &DataParallel) -> bool {
     matches!(data, DataParallel::Fsdp1(options) if options.init == InitDevice::Meta)
@@ -255,12 +263,10 @@ fn loses_ties(data: &DataParallel) -> bool {
 
 /// What FP8 products need: matrices whose sides are multiples of 16, and compute capability 8.9.
 /// What is wrong with the kernels of Liger's that the recipe asks for.
+#[inline(never)]
 fn liger_issues(model: &dyn Model, plan: &Plan) -> Vec<Issue> {
     let recipe = &plan.recipe;
     let asked = &recipe.liger;
-    if asked.is_empty() {
-        return Vec::new();
-    }
     let known = model.liger();
     let absent = asked.iter().filter(|kernel| !known.contains(kernel));
     let mut wrong: Vec<String> =
@@ -282,10 +288,8 @@ fn liger_issues(model: &dyn Model, plan: &Plan) -> Vec<Issue> {
 }
 
 /// What is not modelled of `linear_cross_entropy`, which takes the head's weight and not its module.
+#[inline(never)]
 fn linear_loss_issues(plan: &Plan) -> Vec<Issue> {
-    if !matches!(plan.recipe.loss, Loss::LinearCrossEntropy(_)) {
-        return Vec::new();
-    }
     let on_head = plan.recipe.lora.as_ref().is_some_and(|lora| lora.targets.iter().any(|name| name == "lm_head"));
     let refused = [
         (plan.framework.pytorch < Version(2, 15), "linear_cross_entropy before PyTorch 2.15"),
@@ -296,6 +300,7 @@ fn linear_loss_issues(plan: &Plan) -> Vec<Issue> {
     refused.map(|(_, what)| Issue::new("recipe.loss", IssueKind::NotModelled { what: what.into() })).collect()
 }
 
+#[inline(never)]
 fn float8_issues(model: &dyn Model, plan: &Plan, capability: Option<Capability>) -> Vec<Issue> {
     let mut issues = Vec::new();
     let gathers_bf16 = match &plan.parallel.data {
@@ -326,10 +331,8 @@ fn float8_issues(model: &dyn Model, plan: &Plan, capability: Option<Capability>)
 }
 
 /// What is not modelled of several sequences in one row.
+#[inline(never)]
 fn packed_issues(model: &dyn Model, plan: &Plan) -> Vec<Issue> {
-    if plan.recipe.packed.is_empty() {
-        return Vec::new();
-    }
     let mut issues = Vec::new();
     let mut refuse = |path: &'static str, what: String| issues.push(Issue::new(path, IssueKind::NotModelled { what }));
     if !model.packs() {
@@ -348,11 +351,9 @@ fn packed_issues(model: &dyn Model, plan: &Plan) -> Vec<Issue> {
 }
 
 /// What is not modelled of sequences of several lengths in one micro-batch.
+#[inline(never)]
 fn padded_issues(model: &dyn Model, plan: &Plan) -> Vec<Issue> {
     let recipe = &plan.recipe;
-    if !recipe.padded {
-        return Vec::new();
-    }
     let mut wrong = Vec::new();
     let mut refuse = |when: bool, what: &str| wrong.extend(when.then(|| what.to_owned()));
     let family = format!("padded sequences in the family {}, or with windows of attention", model.family());
@@ -366,6 +367,7 @@ fn padded_issues(model: &dyn Model, plan: &Plan) -> Vec<Issue> {
 }
 
 /// What the package flash-attn cannot do, and what is not modelled of it.
+#[inline(never)]
 fn flash_package_issues(model: &dyn Model, plan: &Plan, capability: Option<Capability>) -> Vec<Issue> {
     let recipe = &plan.recipe;
     let mut issues = Vec::new();

@@ -130,14 +130,12 @@ fn linear_cross_entropy_is_predicted() {
     }
 }
 
-/// Adam-mini (`further-adam-mini.jsonl`, and what `fresh-32.jsonl` has of it): allocated peaks and states right to the byte, reserved
+/// Adam-mini (`adam-mini.jsonl`, and what `fresh-32.jsonl` has of it): allocated peaks and states right to the byte, reserved
 /// peaks to 1.5 %; what its step failed at is refused.
 #[test]
 fn adam_mini_is_predicted() {
-    let (further, fresh) = (
-        include_str!("data/training-steps/further-adam-mini.jsonl"),
-        include_str!("data/training-steps/fresh-32.jsonl"),
-    );
+    let (further, fresh) =
+        (include_str!("data/training-steps/adam-mini.jsonl"), include_str!("data/training-steps/fresh-32.jsonl"));
     let (mut wrong, mut refused, mut all) = (Vec::new(), 0, 0);
     for line in further.lines().chain(fresh.lines().filter(|line| line.contains("adam_mini"))) {
         let case = Case::read(line).unwrap();

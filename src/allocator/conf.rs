@@ -53,6 +53,9 @@ impl AllocConf {
     /// # Errors
     /// Everything that this version would refuse, and what it accepts but this program does not model.
     pub fn parse(text: &str, version: Version) -> Result<Self, Vec<ConfIssue>> {
+        if text.is_empty() {
+            return Ok(Self::default());
+        }
         parse::parse(text, version, &Rules::of(version))
     }
 

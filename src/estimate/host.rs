@@ -60,6 +60,7 @@ pub(super) fn copied_of_shards(largest: u64, written: u64) -> u64 {
 
 /// Of FSDP2's shards: each rank writes its own, copying them one after another (`torch.distributed.checkpoint.save`), or rank
 /// 0 gathers them all (`StateDictOptions(full_state_dict=True, cpu_offload=True)`, `state_dict.py`).
+#[inline(never)]
 fn sharded(model: &dyn Model, plan: &Plan, options: &Fsdp2, readings: &Readings) -> Option<CheckpointReadings> {
     if plan.parallel.tensor.size > 1 {
         return None;

@@ -50,6 +50,7 @@ fn sum(parts: &[u64]) -> Bytes {
 /// Under ZeRO's stages 1 and 2 (`stage_1_and_2.py`, DeepSpeed 0.19): this rank's part in FP32 and in the engine's dtype, its
 /// gradient in FP32, a buffer for the largest parameter, and with stage 2 sums of earlier micro-batches. What it updates goes to
 /// the host in FP32, and comes back in the engine's dtype.
+#[inline(never)]
 fn zero(model: &dyn Model, plan: &Plan, options: &DeepSpeed) -> OffloadReadings {
     let element = Dtype::from(options.dtype).bytes();
     let numels: Vec<u64> = model.parameters().iter().filter_map(|p| p.shape.numel()).collect();
@@ -84,6 +85,7 @@ fn zero(model: &dyn Model, plan: &Plan, options: &DeepSpeed) -> OffloadReadings 
 /// Under stage 3 (`stage3.py`): FP32 masters and gradients, and the gradients of micro-batches in the engine's dtype, each of
 /// which goes to the host and comes back; this rank's parts of the parameters, always pinned, which come with each gather
 /// (`gathered`).
+#[inline(never)]
 fn zero3(model: &dyn Model, plan: &Plan, options: &DeepSpeed, gathered: Gathered) -> OffloadReadings {
     let element = Dtype::from(options.dtype).bytes();
     let ranks = plan.parallel.data_ranks().max(1);
@@ -145,6 +147,7 @@ fn zero3(model: &dyn Model, plan: &Plan, options: &DeepSpeed, gathered: Gathered
 }
 
 /// Under FSDP1's `CPUOffload` (`_flat_param.py`, 2.15): each unit's shard and its gradient, pinned, in the parameters' own dtype.
+#[inline(never)]
 fn fsdp1(model: &dyn Model, plan: &Plan, options: &Fsdp1, walk: &Walk) -> Option<OffloadReadings> {
     let dtype = weights_dtype(plan.recipe.precision?);
     let [mut weights, mut pinned] = [0u64; 2];
@@ -208,6 +211,7 @@ pub(super) fn shard_elements(shape: &Shape, shards: u64) -> u64 {
 
 /// What FSDP2 keeps in host memory under `CPUOffloadPolicy`, and copies (`_fsdp_param.py`, `_fsdp_collectives.py`, 2.15): each
 /// gather copies the shards to the device, each reduction the gradients back, in the parameters' own dtype.
+#[inline(never)]
 fn fsdp2(model: &dyn Model, plan: &Plan, options: &Fsdp2) -> Option<OffloadReadings> {
     let shards = (plan.parallel.data_ranks() / options.replicas.max(1)).max(1);
     let element = weights_dtype(plan.recipe.precision?).bytes();

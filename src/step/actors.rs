@@ -50,6 +50,7 @@ pub(crate) struct Actors {
 
 impl Actors {
     /// Puts the models that `recipe` needs beside `model` on the tape; none where it is a plain step.
+    #[inline(never)]
     pub(crate) fn of(
         tape: &Tape,
         model: &dyn Model,
@@ -124,6 +125,7 @@ impl Actors {
     }
 
     /// The step's variables go (`del`), and the cache.
+    #[inline(never)]
     pub(crate) fn end_step(&self, t: &Tape) {
         if self.critic.is_some() {
             drop(self.output.take());
@@ -133,6 +135,7 @@ impl Actors {
 
     /// What comes before a step's micro-batches: completions and their scores, which all of them share. `walked`: whether
     /// that is walked, or there from the start.
+    #[inline(never)]
     pub(crate) fn roll_out(
         &self,
         run: &Run,
@@ -214,6 +217,7 @@ impl Actors {
     }
 
     /// A micro-batch on the device.
+    #[inline(never)]
     pub(crate) fn batch(&self, run: &Run) -> Vec<Tensor> {
         let line = || run.tape.temp(Shape::new(&[Dim::plain(run.batch.n / 2)]), Dtype::F32, "reference's scores");
         let names = ["token ids", "attention mask", "completion mask"];
@@ -242,6 +246,7 @@ impl Actors {
     }
 
     /// Forward to the loss; each model runs under an autocast of its own.
+    #[inline(never)]
     pub(crate) fn loss(&self, run: &Run, policy: &dyn Built, batch: &[Tensor], autocast: Option<Dtype>) -> Tensor {
         let t = &run.tape;
         let loss = match (self.method, batch.first()) {
@@ -404,6 +409,7 @@ fn rewards(run: &Run, policy: &dyn Built, ids: &Tensor, autocast: Option<Dtype>)
 }
 
 /// What of `recipe`'s method is not modelled on `model`, or does not go together.
+#[inline(never)]
 pub(crate) fn issues(model: &dyn Model, plan: &Plan) -> Vec<Issue> {
     let recipe = &plan.recipe;
     let Some(method) = recipe.method else { return Vec::new() };

@@ -198,6 +198,7 @@ pub(crate) fn adapter_shapes(model: &dyn Model, lora: &Lora) -> Vec<Shape> {
 }
 
 /// Freezes `weights` and adds what `lora` trains; returns it in the order of `model.parameters()`.
+#[inline(never)]
 pub(crate) fn attach(tape: &Tape, model: &dyn Model, lora: &Lora, weights: &[Tensor]) -> Vec<Tensor> {
     for leaf in weights.iter().filter_map(Tensor::leaf) {
         leaf.frozen.set(true);
@@ -393,7 +394,10 @@ fn folded_issues(model: &dyn Model, lora: &Lora, names: &[String]) -> Vec<Issue>
 }
 
 /// What is wrong with `lora` on `model`: adapters that the family cannot take, names that it lacks.
-pub(crate) fn issues(model: &dyn Model, lora: &Lora, quantized: bool) -> Vec<Issue> {
+#[inline(never)]
+pub(crate) fn issues(model: &dyn Model, recipe: &Recipe) -> Vec<Issue> {
+    let Some(lora) = &recipe.lora else { return Vec::new() };
+    let quantized = recipe.quantization.is_some();
     let not_modelled = |field: &str, what: &str| Issue::new(field, IssueKind::NotModelled { what: what.into() });
     let names = model.linear_names();
     if names.is_empty() {

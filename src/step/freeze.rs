@@ -54,11 +54,9 @@ pub(crate) fn tells_layers_apart(recipe: &Recipe) -> bool {
 }
 
 /// What is wrong with what the recipe freezes: names that the model lacks, all of it.
+#[inline(never)]
 pub(crate) fn issues(model: &dyn Model, recipe: &Recipe) -> Vec<Issue> {
     const FIELD: &str = "recipe.freeze";
-    if recipe.freeze.is_empty() {
-        return Vec::new();
-    }
     let names = model.parameter_names();
     if names.is_empty() {
         let what = format!("frozen parts of the family {}", model.family());

@@ -169,6 +169,7 @@ pub(crate) struct Loaded {
 }
 
 /// Loads `model` onto the tape, whose whole, of which it may be a few layers, takes `warm_up` bytes.
+#[inline(never)]
 pub(crate) fn load(tape: &Tape, model: &dyn Model, recipe: &Recipe, precision: Precision, warm_up: u64) -> Loaded {
     let before = tape.set_scope("loading");
     let dtype = loaded_dtype(recipe, precision);
@@ -366,10 +367,8 @@ pub(crate) fn layer_of(name: &str) -> u32 {
 }
 
 /// What of `recipe`'s loading and quantisation is not modelled.
+#[inline(never)]
 pub(crate) fn issues(model: &dyn Model, recipe: &Recipe) -> Vec<Issue> {
-    if !loads(recipe) {
-        return Vec::new();
-    }
     let not = |field: &str, what: String| Issue::new(field, IssueKind::NotModelled { what });
     let field = if recipe.quantization.is_some() { "recipe.quantization" } else { "recipe.load" };
     let mut issues = Vec::new();

@@ -329,6 +329,11 @@ pub(crate) fn tables(parameters: &[Parameter]) -> impl Iterator<Item = Table> {
 /// The optimizer's states in managed memory, which no device allocation shows.
 #[must_use]
 pub fn paged_states(model: &dyn Model, recipe: &Recipe) -> Bytes {
+    if recipe.optimizer.name.is_paged() { paged_bytes(model, recipe) } else { Bytes::ZERO }
+}
+
+#[inline(never)]
+fn paged_bytes(model: &dyn Model, recipe: &Recipe) -> Bytes {
     let parameters = model.parameters();
     let of = |shape: &Shape, table: Table| {
         recipe.optimizer.paged_bytes(shape.numel().unwrap_or(0), table == Table::Embedding)
@@ -690,6 +695,7 @@ impl<'a> Loop<'a> {
     }
 
     /// A batch without gradients, its outputs alive at the end as in an evaluation loop.
+    #[inline(never)]
     fn evaluate(&self) {
         let t = self.tape;
         t.enter(Instant::Forward);

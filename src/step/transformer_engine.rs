@@ -58,6 +58,7 @@ impl Tape {
     }
 
     /// `te.Linear` without a bias (`_linear_forward_impl`, `_linear_backward`).
+    #[inline(never)]
     pub(super) fn te_linear(&self, x: &Tensor, weight: &Tensor, scaling: Float8Scaling) -> Tensor {
         let r = Recorder::begin(self, &[weight, x]);
         let recorded = r.recorded();
@@ -137,6 +138,7 @@ impl Tape {
 
     /// What its layers hold beside their weights: cuBLAS's workspace, one for all, and what delayed scaling remembers of each. It is
     /// made in the first forward; here it is there from the start.
+    #[inline(never)]
     pub(super) fn te_state(&self, weights: &[Tensor]) -> Vec<Tensor> {
         let Some(scaling) = self.transformer_engine() else { return Vec::new() };
         // `get_cublas_workspace_size_bytes`.
@@ -162,6 +164,7 @@ const fn multiplies_in_any_layout(sm: u32) -> bool {
 }
 
 /// What Transformer Engine does not take, and what of it is not modelled.
+#[inline(never)]
 pub(crate) fn issues(model: &dyn Model, plan: &Plan, capability: Option<Capability>) -> Vec<Issue> {
     const FIELD: &str = "recipe.float8_te";
     let recipe = &plan.recipe;

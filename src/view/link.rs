@@ -29,6 +29,11 @@ pub fn decode(fragment: &str) -> Result<Option<Plan>, LinkProblem> {
     if fragment.is_empty() {
         return Ok(None);
     }
+    decoded(fragment)
+}
+
+#[inline(never)]
+fn decoded(fragment: &str) -> Result<Option<Plan>, LinkProblem> {
     if fragment.len() > MAX_FRAGMENT {
         return Err(LinkProblem::TooLong);
     }

@@ -9,6 +9,7 @@ use crate::units::{MIB, parse_decimal};
 /// The largest segment size taken here, in MiB: a TiB, beyond any device.
 const MAX_SEGMENT_MIB: u64 = 1 << 20;
 
+#[inline(never)]
 pub(super) fn parse(text: &str, version: Version, rules: &Rules) -> Result<AllocConf, Vec<ConfIssue>> {
     let tokens = tokens(text);
     let mut parser = Parser { tokens: &tokens, at: 0, version, rules, conf: AllocConf::default(), issues: Vec::new() };

@@ -12,6 +12,7 @@ use crate::step::tensor::Tensor;
 /// - `for-loop`: an estimate of one tensor's second moment, which becomes its update; the last one lives until the next
 ///   one's estimate exists.
 /// - `foreach`: the estimates of all matrices at once, then those of all vectors: one more copy of the weights.
+#[inline(never)]
 pub(super) fn step(tape: &Tape, params: &[Tensor], how: OptimizerImpl, slots: &mut Slots) {
     if slots.is_empty() {
         for p in params {

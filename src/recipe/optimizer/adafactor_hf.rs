@@ -11,6 +11,7 @@ use crate::step::tensor::{Dtype, Tensor};
 /// One step over `params`, one at a time: FP32 copies of half-precision gradient and weight, the squared gradient, and
 /// the update. Python's names hold each of them until the next parameter's takes its place. The root mean square of
 /// each parameter stays with its state.
+#[inline(never)]
 pub(super) fn step(tape: &Tape, params: &[Tensor], slots: &mut Slots) {
     let mut held = Held::default();
     for (at, p) in params.iter().enumerate() {

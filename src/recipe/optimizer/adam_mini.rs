@@ -4,7 +4,7 @@
 
 use crate::issue::{Issue, IssueKind};
 use crate::model::family::Model;
-use crate::recipe::optimizer::{OptimizerName, Slots, state_like, state_of};
+use crate::recipe::optimizer::{Slots, state_like, state_of};
 use crate::recipe::{Parallel, Recipe};
 use crate::step::adapters::trained_parts;
 use crate::step::ops::reduce::keepdim;
@@ -61,10 +61,8 @@ pub(crate) fn head_elements(model: &dyn Model) -> u64 {
 }
 
 /// What of it is not modelled, and what it fails at.
+#[inline(never)]
 pub(crate) fn issues(model: &dyn Model, recipe: &Recipe, parallel: &Parallel) -> Vec<Issue> {
-    if recipe.optimizer.name != OptimizerName::AdamMini {
-        return Vec::new();
-    }
     let (names, head) = (model.parameter_names(), head_elements(model));
     let fails = || {
         let mut parts = trained_parts(model, recipe).into_iter();
@@ -83,6 +81,7 @@ pub(crate) fn issues(model: &dyn Model, recipe: &Recipe, parallel: &Parallel) ->
 }
 
 /// One step over `params`, one at a time. Python's names hold a tensor until the next parameter's takes its place.
+#[inline(never)]
 pub(super) fn step(tape: &Tape, params: &[Tensor], slots: &mut Slots) {
     let [mut mean, mut denominator, mut rate, mut update, mut elements]: [Option<Tensor>; 5] = Default::default();
     for (at, p) in params.iter().enumerate() {

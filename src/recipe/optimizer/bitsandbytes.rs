@@ -45,6 +45,7 @@ pub(super) fn paged_bytes(o: &Optimizer, n: u64, embedding: bool) -> u64 {
 }
 
 /// One step over `params`; the first one creates the states.
+#[inline(never)]
 pub(super) fn step(tape: &Tape, o: &Optimizer, params: &[Tensor], slots: &mut Slots) {
     if !slots.is_empty() {
         return;

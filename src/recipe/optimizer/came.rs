@@ -9,6 +9,7 @@ use crate::step::tape::Tape;
 use crate::step::tensor::{Dtype, Tensor};
 
 /// One step over `params`, one at a time. Python's names hold a tensor until the next parameter's takes its place.
+#[inline(never)]
 pub(super) fn step(tape: &Tape, params: &[Tensor], slots: &mut Slots) {
     let [mut grad, mut update, mut instability, mut approximation]: [Option<Tensor>; 4] = Default::default();
     for (at, p) in params.iter().enumerate() {

@@ -10,6 +10,7 @@ use crate::step::tensor::{Dtype, Tensor};
 const ITERATIONS: usize = 5;
 
 /// One step over `params`, the matrices first. `slots` holds the matrices' states, then the others'.
+#[inline(never)]
 pub(super) fn step(tape: &Tape, o: &Optimizer, params: &[Tensor], slots: &mut Slots) {
     let (matrices, rest): (Vec<Tensor>, Vec<Tensor>) = params.iter().cloned().partition(hidden);
     let mut others = slots.split_off(matrices.len().min(slots.len()));

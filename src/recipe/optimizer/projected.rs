@@ -22,6 +22,7 @@ struct Names {
 }
 
 /// One step over `params`: first the weights that are not projected, then the matrices. `slots` lies in that order.
+#[inline(never)]
 pub(super) fn step(tape: &Tape, o: &Optimizer, params: &[Tensor], slots: &mut Slots) {
     let (matrices, rest): (Vec<&Tensor>, Vec<&Tensor>) = params.iter().partition(|p| hidden(p));
     let mut names = Names::default();

@@ -10,9 +10,10 @@ use crate::recipe::{Checkpointing, Loss, OptimizerName, Precision};
 use crate::step::megatron::schedule;
 
 /// What of the plan's Megatron-LM layout, or beside it, is wrong or not modelled.
+#[inline(never)]
 pub(crate) fn refusals(model: &dyn Model, plan: &Plan) -> Vec<Issue> {
     let DataParallel::Megatron(options) = &plan.parallel.data else {
-        return if model.family() == "megatron" { vec![megatron_needs_layout()] } else { Vec::new() };
+        return vec![megatron_needs_layout()];
     };
     let (parallel, recipe) = (&plan.parallel, &plan.recipe);
     let mut issues = Vec::new();

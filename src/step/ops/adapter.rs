@@ -19,11 +19,22 @@ impl Tape {
         weight: &Tensor,
         bias: Option<&Tensor>,
         layout: WeightLayout,
-        mut result: Tensor,
+        result: Tensor,
     ) -> Tensor {
         let Some(leaf) = weight.leaf().filter(|_| self.adapters_run()) else { return result };
         let Some(pair) = leaf.adapter.borrow().clone() else { return result };
-        let quantized = leaf.quantized.as_ref();
+        self.with_pair(x, (weight, bias, layout), &pair, result)
+    }
+
+    #[inline(never)]
+    fn with_pair(
+        &self,
+        x: &Tensor,
+        (weight, bias, layout): (&Tensor, Option<&Tensor>, WeightLayout),
+        pair: &Adapter,
+        mut result: Tensor,
+    ) -> Tensor {
+        let quantized = weight.leaf().and_then(|leaf| leaf.quantized.as_ref());
         if quantized.is_some_and(|q| q.code != Code::Int8) {
             result = self.cloned(&result);
         }
@@ -32,7 +43,7 @@ impl Tape {
         let x = if converts { self.to(x, pair.a.dtype()) } else { x.clone() };
         if let Some(magnitude) = &pair.magnitude {
             let x = self.dropout(&x, pair.dropout);
-            let added = self.decomposed(&x, (weight, bias, layout), &pair, magnitude, &result);
+            let added = self.decomposed(&x, (weight, bias, layout), pair, magnitude, &result);
             let sum = self.add(&result, &added);
             drop(added);
             drop(x);

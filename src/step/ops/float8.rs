@@ -18,6 +18,7 @@ impl Tape {
     }
 
     /// `x @ weight.t()` in FP8, and the bias added to it.
+    #[inline(never)]
     pub(super) fn float8_linear(&self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Tensor {
         let x = &match self.autocast() {
             Some(dtype) => self.to(x, dtype),

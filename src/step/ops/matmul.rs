@@ -125,6 +125,7 @@ impl Tape {
     }
 
     /// Without a bias, a frozen weight and rows that cannot be flattened: one product a sequence.
+    #[inline(never)]
     fn linear_batched(&self, x: &Tensor, weight: &Tensor) -> Tensor {
         let r = Recorder::begin(self, &[x]);
         let sw = r.save_if(x.requires_grad(), weight);
@@ -150,6 +151,7 @@ impl Tape {
     }
 
     /// With a bias: `addmm` over the rows, through cuBLASLt.
+    #[inline(never)]
     fn linear_bias(&self, x: &Tensor, weight: &Tensor, bias: &Tensor, layout: WeightLayout) -> Tensor {
         let casts = match layout {
             // F.linear(input, weight, bias): casts bias, weight, input.

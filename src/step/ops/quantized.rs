@@ -61,6 +61,7 @@ impl Quantized {
 }
 
 impl Tape {
+    #[inline(never)]
     pub(super) fn linear_quantized(&self, x: &Tensor, q: &std::rc::Rc<Quantized>, bias: bool) -> Tensor {
         if q.code == Code::Int8 {
             self.settle_bias(q, x.dtype());
@@ -145,6 +146,7 @@ impl Tape {
     }
 
     /// A weight as a matrix of numbers: itself, or dequantised.
+    #[inline(never)]
     pub(crate) fn dense_weight(&self, weight: &Tensor) -> Tensor {
         match weight.leaf().and_then(|leaf| leaf.quantized.clone()) {
             Some(q) => self.dequantized(&q),

@@ -54,6 +54,7 @@ pub(super) struct Reducer {
 }
 
 /// Wraps a model whose trained parameters are `params`.
+#[inline(never)]
 pub(super) fn wrap(tape: &Tape, options: &Ddp, params: Vec<Tensor>, buffers: Vec<u64>) -> Reducer {
     let count = Dim::plain(params.len() as u64);
     let watched = options.find_unused_parameters || options.static_graph;

@@ -89,6 +89,7 @@ pub(super) struct Unfused {
 }
 
 /// Makes it. Returns it, and what is stepped.
+#[inline(never)]
 pub(super) fn wrap(tape: &Tape, built: &dyn Built, options: &DeepSpeed) -> (Unfused, Vec<Tensor>) {
     let params = built.weights().to_vec();
     let dtype = trained_in(options);

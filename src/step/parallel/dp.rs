@@ -89,6 +89,7 @@ fn sum(row: &[usize], sizes: &[u64]) -> u64 {
 }
 
 /// The parameters as modules on another GPU than the first see them: parts of copies that exist from a forward on.
+#[inline(never)]
 pub(super) fn gathered(tape: &Tape, model: &dyn Model, dtype: Dtype) -> Vec<Tensor> {
     let sizes: Vec<u64> = model.parameters().iter().map(|p| bytes_of(&p.shape, dtype)).collect();
     let mut of_param = Vec::with_capacity(sizes.len());
@@ -106,6 +107,7 @@ pub(super) fn gathered(tape: &Tape, model: &dyn Model, dtype: Dtype) -> Vec<Tens
 }
 
 /// Wraps the model that was built, on GPU `gpu`; whose `buffers` have so many bytes.
+#[inline(never)]
 pub(super) fn wrap(built: &dyn Built, plan: &Plan, gpu: u64, buffers: &[u64]) -> Replicas {
     let params = built.weights().to_vec();
     let sizes: Vec<u64> = params.iter().map(|p| bytes_of(p.shape(), p.dtype())).collect();

@@ -131,6 +131,7 @@ pub(crate) fn shards_of_units(model: &dyn Model, plan: &Plan, options: &Fsdp1, o
 }
 
 /// The parameters that modules see, in the order of the model's: views of each unit's flat parameter, without memory.
+#[inline(never)]
 pub(super) fn gathered(tape: &Tape, model: &dyn Model, plan: &Plan, options: &Fsdp1, original: Dtype) -> Vec<Tensor> {
     let n = ranks(plan, options);
     let dtype = compute_dtype(options, original);
@@ -162,6 +163,7 @@ pub(super) fn gathered(tape: &Tape, model: &dyn Model, plan: &Plan, options: &Fs
 }
 
 /// Shards the parameters of `built`. Returns the wrapper, and what is trained.
+#[inline(never)]
 pub(super) fn wrap(
     tape: &Tape,
     model: &dyn Model,

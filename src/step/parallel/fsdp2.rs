@@ -117,6 +117,7 @@ fn split(shape: &Shape, n: u64) -> (Shape, Shape) {
 }
 
 /// The parameters that modules see, in the order of the model's, without memory.
+#[inline(never)]
 pub(super) fn gathered(tape: &Tape, model: &dyn Model, plan: &Plan, options: &Fsdp2, original: Dtype) -> Vec<Tensor> {
     let dtype = compute_dtype(options, original);
     let n = shards(plan, options);
@@ -127,6 +128,7 @@ pub(super) fn gathered(tape: &Tape, model: &dyn Model, plan: &Plan, options: &Fs
 }
 
 /// Shards the parameters of `built`. Returns the wrapper, and the shards that are trained.
+#[inline(never)]
 pub(super) fn wrap(
     tape: &Tape,
     model: &dyn Model,

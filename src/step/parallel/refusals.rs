@@ -11,11 +11,9 @@ use crate::recipe::{Checkpointing, FloatName, Loss, OptimizerImpl, Precision, Re
 const FAMILIES: [&str; 8] = ["llama", "qwen2", "gpt2", "mistral", "qwen3", "phi3", "starcoder2", "mixtral"];
 
 /// What of the plan's layout, or beside it, is not modelled.
+#[inline(never)]
 pub(crate) fn refusals(model: &dyn Model, plan: &Plan) -> Vec<Issue> {
     let (parallel, recipe) = (&plan.parallel, &plan.recipe);
-    if parallel.is_single() || matches!(parallel.data, DataParallel::Megatron(_)) {
-        return Vec::new();
-    }
     let mut issues = Vec::new();
     let mut not = |field: &str, what: String| issues.push(Issue::new(field, IssueKind::NotModelled { what }));
     for (size, field, what) in [

@@ -60,6 +60,7 @@ pub(crate) fn part_of_all(all: u64, ranks: u64) -> u64 {
 }
 
 /// The parameters as views of the flat buffer (`flatten_dense_tensors_aligned`).
+#[inline(never)]
 pub(super) fn gathered(tape: &Tape, model: &dyn Model, plan: &Plan, dtype: Dtype) -> Vec<Tensor> {
     let made = adopted(tape, model, dtype);
     tape.empty_cache();
@@ -72,6 +73,7 @@ pub(super) fn gathered(tape: &Tape, model: &dyn Model, plan: &Plan, dtype: Dtype
 }
 
 /// Makes the optimizer. Returns it, and what is stepped.
+#[inline(never)]
 pub(super) fn wrap(tape: &Tape, built: &dyn Built, plan: &Plan, options: &DeepSpeed) -> (Partitioned, Vec<Tensor>) {
     let params = built.weights().to_vec();
     let dtype = trained_in(options);

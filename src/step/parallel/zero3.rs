@@ -134,6 +134,7 @@ pub(super) fn part_of(elements: u64, ranks: u64) -> u64 {
 }
 
 /// The parameters that modules see, without memory.
+#[inline(never)]
 pub(super) fn gathered(tape: &Tape, model: &dyn Model, plan: &Plan, options: &DeepSpeed, dtype: Dtype) -> Vec<Tensor> {
     let ranks = plan.parallel.data_ranks();
     tape.on_stream(gather_stream(options), || {
@@ -185,6 +186,7 @@ pub(crate) fn sub_groups(parts: &[u64], size: u64) -> Vec<(u64, bool)> {
 }
 
 /// Makes the optimizer. Returns it, and what is stepped.
+#[inline(never)]
 pub(super) fn wrap(
     tape: &Tape,
     model: &dyn Model,
