@@ -103,10 +103,30 @@ impl Replay {
     pub fn finish(mut self) -> Readings {
         self.note();
         let stats = self.allocator.stats();
+        if self.out.load.is_none() {
+            self.made();
+        }
         self.out.phases.sort_by_key(|p| p.phase);
         self.out.segments = stats.segments.current;
         self.out.num_alloc_retries = stats.num_alloc_retries;
         self.out
+    }
+
+    /// What making the model and wrapping it took counts as its loading, where that is more than its steps take.
+    fn made(&mut self) {
+        let out = &mut self.out;
+        let Some(at) = out.phases.iter().position(|p| p.phase == Phase::Load) else { return };
+        let PhaseReadings { allocated, reserved, .. } = out.phases[at];
+        if allocated <= out.max_allocated && reserved <= out.max_reserved {
+            out.phases.remove(at);
+            return;
+        }
+        out.load = Some(LoadReadings {
+            allocated: out.base,
+            reserved: out.base_reserved,
+            max_allocated: allocated,
+            max_reserved: reserved,
+        });
     }
 
     /// `short` is the number in the walk of the storage that the event is about.
@@ -240,6 +260,9 @@ impl Replay {
                 self.out.prepare = Some(PrepareReadings { delta: difference(now, self.last), peak });
             }
             Mark::Base => {
+                if self.out.load.is_none() && self.phase == Some(Phase::Load) {
+                    self.settle();
+                }
                 // Loading's own peaks are apart; what came after counts.
                 self.turn_to(None);
                 if self.out.load.is_some() {

@@ -205,6 +205,9 @@ fn run(
     let tape = Tape::under(Device { workspace_kept: framework.workspace_kept(), ..device }, rules);
     let precision = parallel::precision(plan, precision);
     let weights = weights_dtype(precision);
+    if !plan.parallel.is_single() {
+        tape.mark(Mark::Phase(Phase::Load));
+    }
     let loaded = load::loads(recipe).then(|| load::load(&tape, model, recipe, precision, whole.warm_up));
     let loaded = loaded.map(|loaded| {
         tape.supply(loaded.weights);

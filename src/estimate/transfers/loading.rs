@@ -120,14 +120,14 @@ fn deepspeed(facts: &Facts<'_>, options: &DeepSpeed) -> Vec<Transfer> {
     let with_buffers = |elements: u64| facts.bytes(elements).saturating_add(facts.buffers);
     let flat = part_of_all(whole, ranks).saturating_mul(ranks);
     if options.stage < 3 {
-        return each_rank(facts, with_buffers(whole.saturating_add(if options.stage > 0 { flat } else { 0 })));
+        // Joined with its padding, which is made first.
+        return each_rank(facts, with_buffers(if options.stage > 0 { flat.saturating_mul(2) } else { whole }));
     }
     let part = |n: u64| n.div_ceil(ranks);
-    let parts = facts.sum(|p| part(p.numel));
+    let held = if options.offload_param.is_on() { 0 } else { facts.sum(|p| part(p.numel)) };
     if !options.zero_init {
-        return each_rank(facts, with_buffers(whole.saturating_add(parts)));
+        return each_rank(facts, with_buffers(whole.saturating_add(held)));
     }
-    let held = if options.offload_param.is_on() { 0 } else { parts };
     let gathered = facts.most(|p| part(p.numel).saturating_mul(ranks));
     // A head is made before it is tied.
     let head = part(facts.tied());
