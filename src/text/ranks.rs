@@ -21,8 +21,6 @@ pub enum RankSaid {
     RankHead,
     HeldHead,
     PeakHead,
-    LayersHead,
-    InFlightHead,
     /// One of them: a GPU of a process, or a pipeline's rank.
     Rank {
         gpu: bool,
@@ -33,6 +31,11 @@ pub enum RankSaid {
         instant: Instant,
         embedding: bool,
         head: bool,
+    },
+    /// How many layers stand on it, and how many micro-batches are in flight there.
+    Holds {
+        layers: u64,
+        in_flight: u64,
     },
     /// The one that holds the most, against the one that holds the least: how much more, and of what the most of it is.
     Binds {
@@ -72,8 +75,6 @@ fn english(what: RankSaid) -> String {
         RankSaid::RankHead => "Rank".into(),
         RankSaid::HeldHead => "Held at its peak".into(),
         RankSaid::PeakHead => "GiB".into(),
-        RankSaid::LayersHead => "Layers".into(),
-        RankSaid::InFlightHead => "In flight".into(),
         RankSaid::Rank { gpu, rank } => name(gpu, rank),
         RankSaid::At { instant, embedding, head } => {
             let ends = match (embedding, head) {
@@ -83,6 +84,10 @@ fn english(what: RankSaid) -> String {
                 (false, false) => "",
             };
             format!("{}{ends}", Locale::En.text().at_instant(instant))
+        }
+        RankSaid::Holds { layers, in_flight } => {
+            let s = if layers == 1 { "" } else { "s" };
+            format!("{layers} layer{s}, {in_flight} in flight")
         }
         RankSaid::Binds { gpu, rank, peak, least, more, part } => format!(
             "{} holds the most, {peak}: {more} more than {}, mostly {}.",

@@ -29,16 +29,14 @@ pub struct RankRow {
     pub name: String,
     /// What each part takes at its peak, in the order of [`Part::ALL`], in percent of the most that any rank holds.
     pub shares: Vec<f64>,
-    /// Layers on it.
-    pub layers: u64,
-    /// Micro-batches in flight.
-    pub in_flight: u64,
     /// Its peak, in GiB.
     pub peak: String,
     /// The same in bytes.
     pub exact: Bytes,
     /// When the peak is, and what stands on the rank besides layers.
     pub at: String,
+    /// How many layers that is, and micro-batches in flight.
+    pub holds: String,
     /// Whether no rank holds more.
     pub binds: bool,
 }
@@ -59,11 +57,10 @@ impl RankTable {
         let row = |of: &RankEstimate| RankRow {
             name: locale.rank(RankSaid::Rank { gpu, rank: of.rank }),
             shares: of.parts.0.iter().map(|bytes| bytes.0 as f64 / longest * 100.0).collect(),
-            layers: of.layers,
-            in_flight: of.in_flight,
             peak: gib(of.peak_bytes),
             exact: of.peak_bytes,
             at: locale.rank(RankSaid::At { instant: of.instant, embedding: of.embedding, head: of.head }),
+            holds: locale.rank(RankSaid::Holds { layers: of.layers, in_flight: of.in_flight }),
             binds: of.peak_bytes == most.peak_bytes,
         };
         let more = |part: &Part| most.parts.get(*part).0.saturating_sub(least.parts.get(*part).0);

@@ -41,22 +41,20 @@ fn inside(store: &Handle) -> Html {
 
 fn found(table: &RankTable) -> Html {
     let head = |what: RankSaid, class: Option<&'static str>| {
-        html! { <th scope="col" role="columnheader" {class}>{ say(what) }</th> }
+        html! { <th scope="col" {class}>{ say(what) }</th> }
     };
     html! {
         <>
             { for table.problems.iter().map(|problem| html! { <p class="issue">{ problem.clone() }</p> }) }
             if !table.rows.is_empty() {
                 <p>{ table.sentence.clone() }</p>
-                <table class="ranks stackable" role="table">
-                    <thead role="rowgroup"><tr role="row">
+                <table class="ranks">
+                    <thead><tr>
                         { head(RankSaid::RankHead, None) }
                         { head(RankSaid::HeldHead, None) }
                         { head(RankSaid::PeakHead, Some("n")) }
-                        { head(RankSaid::LayersHead, Some("n")) }
-                        { head(RankSaid::InFlightHead, Some("n")) }
                     </tr></thead>
-                    <tbody role="rowgroup">{ for table.rows.iter().map(row) }</tbody>
+                    <tbody>{ for table.rows.iter().map(row) }</tbody>
                 </table>
             }
         </>
@@ -65,12 +63,10 @@ fn found(table: &RankTable) -> Html {
 
 fn row(of: &RankRow) -> Html {
     html! {
-        <tr role="row">
-            <th scope="row" role="rowheader" class={of.binds.then_some("now")}>{ of.name.clone() }</th>
-            <td role="cell" class="wide">{ bar(of) }<span class="soft">{ of.at.clone() }</span></td>
-            <td role="cell" class={classes!("n", of.binds.then_some("now"))} title={exact(of.exact)}>{ of.peak.clone() }</td>
-            <td role="cell" class="n">{ of.layers }</td>
-            <td role="cell" class="n">{ of.in_flight }</td>
+        <tr>
+            <th scope="row" class={of.binds.then_some("now")}>{ of.name.clone() }</th>
+            <td class="wide">{ bar(of) }<span class="soft">{ format!("{}; {}", of.at, of.holds) }</span></td>
+            <td class={classes!("n", of.binds.then_some("now"))} title={exact(of.exact)}>{ of.peak.clone() }</td>
         </tr>
     }
 }

@@ -270,11 +270,10 @@ fn states() -> Vec<(&'static str, State)> {
             let row = RankRow {
                 name: "GPU 0".into(),
                 shares: vec![40.0, 30.0, 20.0, 5.0, 5.0],
-                layers: 12,
-                in_flight: 1,
                 peak: "2.00".into(),
                 exact: Bytes(1 << 31),
                 at: "at the loss".into(),
+                holds: "12 layers, 1 in flight".into(),
                 binds: true,
             };
             let table = RankTable {
