@@ -209,12 +209,14 @@ fn reinforcement_learning_is_predicted() {
     assert!(all >= 30 && exact * 10 >= all * 9, "{exact} of {all}");
 }
 
-/// PPO (`ppo.jsonl`), drawn and measured after the rules were written: the update's allocated figures to 0.1 %, those of every other
-/// phase to 0.5 %, reserved peaks to 3 %.
+/// PPO (`ppo.jsonl`), drawn and measured after the rules were written, and steps with a gradient scaler and with a norm for clipping,
+/// which its loop ignores (`further-ppo.jsonl`): the update's allocated figures to 0.1 %, those of every other phase to 0.5 %,
+/// reserved peaks to 5 %.
 #[test]
 fn ppo_is_predicted() {
     let (mut wrong, mut all) = (Vec::new(), 0);
-    for line in include_str!("data/training-steps/ppo.jsonl").lines() {
+    let drawn = include_str!("data/training-steps/ppo.jsonl").lines();
+    for line in drawn.chain(include_str!("data/training-steps/further-ppo.jsonl").lines()) {
         let case = Case::read(line).unwrap();
         let prediction = predict(case.plan.as_ref().unwrap()).unwrap();
         all += 1;
@@ -222,7 +224,7 @@ fn ppo_is_predicted() {
             let Figure::Bytes(measured) = reading.figure else { panic!("{} has bytes", case.id) };
             let ours = prediction.0[&reading.name];
             let most = match reading.name {
-                ReadingName::MaxReserved => 0.03,
+                ReadingName::MaxReserved => 0.05,
                 ReadingName::Phase(_) => 0.005,
                 _ => 0.001,
             };
@@ -232,7 +234,7 @@ fn ppo_is_predicted() {
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-    assert!(all >= 16, "{all}");
+    assert!(all >= 24, "{all}");
 }
 
 /// Quantised weights over mixtures (`further-quantized-experts.jsonl`), a third of them drawn after the rules were written, and

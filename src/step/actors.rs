@@ -443,9 +443,7 @@ pub(crate) fn issues(model: &dyn Model, plan: &Plan) -> Vec<Issue> {
     }
     if let Method::Ppo(of) = method {
         for (field, given, what) in [
-            ("recipe.precision", recipe.precision == Some(Precision::AmpFp16), "a gradient scaler"),
             ("recipe.load", load::loads(recipe), "loading and quantised weights"),
-            ("recipe.clip_grad", recipe.clip_grad.is_some(), "clipping, which its trainer does not do,"),
             ("recipe.optimizer", recipe.optimizer.name.is_paged(), "paged states"),
             ("recipe.optimizer.in_backward", recipe.optimizer.in_backward, "an optimizer in backward"),
             (
@@ -484,11 +482,14 @@ pub(crate) fn issues(model: &dyn Model, plan: &Plan) -> Vec<Issue> {
 }
 
 impl Recipe {
-    /// The recipe as the trainer of its method changes it: DPO and reward training turn dropout off, and a score's head is
-    /// trained beside adapters.
+    /// The recipe as the trainer of its method changes it: DPO and reward training turn dropout off, a score's head is
+    /// trained beside adapters, and PPO's loop never reads `max_grad_norm` (TRL 1.10, `PPOTrainer.train`): it does not clip.
     #[must_use]
     pub(crate) fn prepared(&self) -> Self {
         let mut recipe = self.clone();
+        if matches!(self.method, Some(Method::Ppo(_))) {
+            recipe.clip_grad = None;
+        }
         if let (Some(method), Some(lora)) = (&self.method, &mut recipe.lora) {
             if matches!(method, Method::Dpo(_) | Method::Reward(_)) {
                 lora.dropout = 0.0;

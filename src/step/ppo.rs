@@ -4,7 +4,7 @@
 //! What binds there and nowhere else: the scores of all tokens that were generated, [sequences, tokens, vocabulary] in FP32, are
 //! stacked, padded, and kept until the next completions replace them; every forward makes the logits of the whole sequence
 //! and returns the hidden states of every layer. Generation and scoring run without autocast, which wraps the trained pair's forward
-//! alone. The trainer does not turn checkpointing on: a recipe that has it means that the models' owner did, on both.
+//! alone. The loop never clips, and `max_grad_norm` is not read. The trainer does not turn checkpointing on: a recipe that has it means that the models' owner did, on both.
 
 use core::cell::RefCell;
 use std::rc::Rc;

@@ -277,7 +277,7 @@ impl Model for Whisper {
 
     fn refusals(&self, recipe: &Recipe) -> Vec<Issue> {
         use Checkpointing as C;
-        refuse_checkpointing(recipe, &[C::Selective, C::SelectiveHalf, C::Reentrant, C::FullOffload])
+        refuse_checkpointing(recipe, &[C::Reentrant, C::FullOffload])
     }
 
     fn symbols(&self, recipe: &Recipe) -> Vec<(&'static str, u64)> {
