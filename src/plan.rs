@@ -28,7 +28,7 @@ pub struct Plan {
     #[serde(default)]
     pub recipe: Recipe,
     /// How it is spread over GPUs.
-    #[serde(default, skip_serializing_if = "Parallel::is_single")]
+    #[serde(default, skip_serializing_if = "Parallel::is_unsaid")]
     pub parallel: Parallel,
     /// What it runs on.
     #[serde(default)]

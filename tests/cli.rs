@@ -567,3 +567,30 @@ fn the_experts_that_a_quantiser_leaves_are_named() {
     // No 80 GB card holds what is often taken for 4 bits.
     assert_eq!((&prepared["verdict"], &left["verdict"]), (&"does_not_fit".into(), &"does_not_fit".into()));
 }
+
+#[test]
+fn nodes_and_links_are_flags_and_stand_in_the_plan() {
+    let plan = |more: &[&'static str]| {
+        let job = ["estimate", "gpt2", "--gpu", "H100 SXM5 80GB", "--precision", "pure_bf16", "--seq-len", "128"];
+        let layout = ["--parallel", "zero3", "--world-size", "8", "--offload-optimizer", "cpu"];
+        job.into_iter().chain(layout).chain(more.iter().copied()).collect::<Vec<_>>()
+    };
+    const CLUSTER: [&str; 6] = ["--gpus-per-node", "4", "--network-gbps", "12.5", "--link-gbps", "300"];
+    let host = |text: String| text.lines().find(|line| line.starts_with("Host of a node")).unwrap().to_owned();
+    assert!(host(ok(&plan(&[]))).contains("  8 ranks, each "));
+    assert!(host(ok(&plan(&CLUSTER))).contains("  4 ranks, each "));
+    let plain = json(&plan(&["--json"]));
+    assert!(plain["plan"]["parallel"].get("gpus_per_node").is_none(), "what is not said is not written");
+    let said = json(&[&plan(&CLUSTER)[..], &["--json"]].concat());
+    let parallel = &said["plan"]["parallel"];
+    let of = ["gpus_per_node", "network_gbps", "link_gbps"].map(|name| parallel[name].as_f64());
+    assert_eq!(of, [Some(4.0), Some(12.5), Some(300.0)]);
+    let node = |document: &Value| document["transfers"]["host_node_in_step"].as_u64().unwrap();
+    assert_eq!(node(&plain), 2 * node(&said));
+    let kept = file("cluster.json", &said["plan"].to_string());
+    assert_eq!(json(&["estimate", "--plan", kept.to_str().unwrap(), "--json"]), said);
+    let odd = run(&plan(&["--gpus-per-node", "3"]));
+    assert!(rejected(&odd).contains("8 is not divisible by parallel.gpus_per_node = 3"), "{}", odd.talk);
+    let slow = run(&plan(&["--link-gbps", "0"]));
+    assert!(rejected(&slow).contains("a number of GB/s from 0.001 to 100000"), "{}", slow.talk);
+}

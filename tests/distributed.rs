@@ -7,6 +7,7 @@ use proptest::prelude::*;
 use vram_budget::bill::{Instant, Part};
 use vram_budget::decide::decide;
 use vram_budget::estimate::{Job, Transfer, Way, estimate, quick, ranks, transfers};
+use vram_budget::issue::{Issue, IssueKind};
 use vram_budget::measure::{Case, Figure, ReadingName};
 use vram_budget::model::ModelSource;
 use vram_budget::plan::Plan;
@@ -442,6 +443,56 @@ proptest! {
     }
 }
 
+/// Nodes are full ones, one process has one, and links carry something.
+#[test]
+fn a_cluster_that_cannot_be_is_refused_by_field() {
+    let of = |world_size: u64, gpus: u64| Parallel {
+        world_size,
+        data: DataParallel::Ddp(Ddp::default()),
+        gpus_per_node: Some(gpus),
+        ..Parallel::default()
+    };
+    let fields = |of: &Parallel| of.issues().into_iter().map(|issue| issue.field).collect::<Vec<_>>();
+    for (world, gpus, ranks) in [(8, 1, 1), (8, 4, 4), (8, 8, 8), (8, 16, 8), (6, 8, 6), (72, 72, 72)] {
+        assert_eq!((fields(&of(world, gpus)), of(world, gpus).ranks_of_node()), (vec![], ranks));
+    }
+    let kind = IssueKind::NotDivisible { value: 12, by_field: "parallel.gpus_per_node".into(), by: 8 };
+    assert_eq!(of(12, 8).issues(), [Issue::new("parallel.world_size", kind)]);
+    assert_eq!(fields(&of(8, 0)), ["parallel.gpus_per_node"]);
+    let dp = Parallel { data: DataParallel::Dp(Dp::default()), ..of(8, 4) };
+    assert_eq!(fields(&dp), ["parallel.gpus_per_node"]);
+    assert_eq!(fields(&Parallel { gpus_per_node: Some(8), ..dp }), [""; 0]);
+    for wrong in [0.0, -1.0, f64::NAN, f64::INFINITY, 1e-9] {
+        let (network_gbps, link_gbps) = (Some(wrong), Some(wrong));
+        let fields = fields(&Parallel { network_gbps, link_gbps, ..of(8, 4) });
+        assert_eq!(fields, ["parallel.network_gbps", "parallel.link_gbps"], "{wrong}");
+    }
+    // On one GPU they say nothing, and no document loses them.
+    let one = Parallel { gpus_per_node: Some(4), link_gbps: Some(300.0), ..Parallel::default() };
+    assert!(one.is_single() && one.issues().is_empty());
+    let said = plan(64, 4, 128, 300, one);
+    assert_eq!(serde_json::from_str::<Plan>(&serde_json::to_string(&said).unwrap()).unwrap(), said);
+    assert_eq!(quick(&said).unwrap().bill, quick(&plan(64, 4, 128, 300, Parallel::default())).unwrap().bill);
+}
+
+/// A node's host has what each of its ranks keeps there.
+#[test]
+fn the_host_of_a_node_holds_its_ranks() {
+    let offload = Offload { device: OffloadDevice::Cpu, ..Offload::default() };
+    let zero3 = DeepSpeed { stage: 3, offload_optimizer: offload, ..DeepSpeed::default() };
+    let data = DataParallel::DeepSpeed(zero3);
+    for (gpus_per_node, ranks) in [(None, 8), (Some(1), 1), (Some(2), 2), (Some(4), 4), (Some(8), 8), (Some(16), 16)] {
+        let parallel = Parallel { world_size: 16, data: data.clone(), gpus_per_node, ..Parallel::default() };
+        let mut plan = plan(64, 4, 128, 300, parallel);
+        plan.recipe.precision = Some(Precision::PureBf16);
+        let readings = estimate(&plan).unwrap().readings.unwrap();
+        let all = transfers(&plan, &readings).unwrap();
+        assert_eq!(all.ranks_of_node, ranks);
+        assert!(!all.held.is_zero());
+        assert_eq!(all.node_in_step().get(), ranks * (all.held.get() + all.in_step.get()));
+    }
+}
+
 /// What saving and loading take is as recorded: on the GPU to the byte but for what is said, in host memory, and in files.
 #[test]
 fn saving_and_loading_are_as_recorded() {
@@ -461,7 +512,7 @@ fn saving_and_loading_are_as_recorded() {
             options.zero_init = true;
         }
         let readings = estimate(&plan).unwrap_or_else(|found| panic!("{id}: {found:?}")).readings.unwrap();
-        let all = transfers(&plan, &readings, 8).unwrap();
+        let all = transfers(&plan, &readings).unwrap();
         let find =
             |ways: &[Transfer], way: Way| *ways.iter().find(|of| of.way == way).unwrap_or_else(|| panic!("{id}"));
         if how.is_empty() {

@@ -263,6 +263,41 @@ fn megatron_is_laid_out_and_says_at_once_what_does_not_divide() {
 }
 
 #[test]
+fn nodes_and_links_are_read_and_say_at_once_what_is_wrong() {
+    assert!(!job::asks_cluster(&start()));
+    let eight = after(&start(), [typed(Field::WorldSize, "8")]);
+    assert!(job::asks_cluster(&eight));
+    let typed_in = [(Field::GpusPerNode, "4"), (Field::NetworkGbps, "2.5"), (Field::LinkGbps, "5")];
+    let said = after(&eight, typed_in.map(|(field, text)| typed(field, text)));
+    assert_eq!(said.outcome.issues, []);
+    let of = &shown(&said).parallel;
+    assert_eq!((of.gpus_per_node, of.network_gbps, of.link_gbps), (Some(4), Some(2.5), Some(5.0)));
+    assert_eq!(job::nodes(&said, text()).unwrap(), "2 nodes with 4 GPUs each");
+    // A link has them, and one without them is no longer than it was.
+    assert_eq!(link::decode(&link::encode(shown(&said)).unwrap()).unwrap().as_ref(), Some(shown(&said)));
+    assert!(!serde_json::to_string(shown(&eight)).unwrap().contains("gbps"));
+    assert_eq!(shown(&after(&said, typed_in.map(|(field, _)| typed(field, "")))), shown(&eight));
+    // Slower links are a slower step of as many bytes.
+    let seconds = |state: &State| {
+        let decision = state.outcome.shown.as_ref().unwrap().decision();
+        decision.throughput.as_ref().unwrap().likely_seconds.0
+    };
+    assert!(seconds(&said) > seconds(&eight));
+    assert_eq!(allocated(&said), allocated(&eight));
+    let odd = after(&eight, [typed(Field::GpusPerNode, "3")]);
+    let rule = ["8 is not divisible by parallel.gpus_per_node = 3"];
+    assert_eq!(job::issues_of(&odd, Field::WorldSize.id(), text()), rule);
+    assert!(odd.is_stale() && job::nodes(&odd, text()).is_none());
+    for (field, wrong) in
+        [(Field::GpusPerNode, "0"), (Field::NetworkGbps, "0"), (Field::LinkGbps, "fast"), (Field::LinkGbps, "-1")]
+    {
+        let state = after(&eight, [typed(field, wrong)]);
+        assert_eq!(job::issues_of(&state, field.id(), text()).len(), 1, "{field:?} {wrong}");
+        assert!(job::more_is_open(&state));
+    }
+}
+
+#[test]
 fn rare_inputs_are_read_and_open_where_something_is_wrong() {
     let start = start();
     assert!(!job::more_is_open(&start));

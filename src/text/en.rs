@@ -769,6 +769,14 @@ impl Catalogue for English {
             Label::ContextRanksHint => "Ranks that share each sequence; empty for none",
             Label::ExpertRanks => "Expert parallel",
             Label::ExpertRanksHint => "Ranks that share the experts; empty for none",
+            Label::GpusPerNode => "GPUs of a node",
+            Label::GpusPerNodeHint => "Empty for 8, or all where they are fewer",
+            Label::NetworkGbps => "Network, GB/s",
+            Label::NetworkGbpsHint => {
+                "One way from a node, for each GPU of it; empty for what is usual with these GPUs"
+            }
+            Label::LinkGbps => "Link in a node, GB/s",
+            Label::LinkGbpsHint => "One way between its GPUs, for each; empty for the card’s own link",
             Label::Completion => "Generated tokens",
             Label::CompletionHint => "Of each sequence; the rest of its length is the prompt",
             Label::ClipGrad => "Clip gradients",

@@ -17,6 +17,8 @@ pub trait PickCatalogue: Sync {
     fn as_in_plan(&self) -> &'static str;
     /// What a rank keeps in host memory, and what passes there and back in a step.
     fn in_host_memory(&self, of: &OffloadReadings) -> String;
+    /// The nodes that so many ranks are on, of which each has so many.
+    fn nodes(&self, ranks: u64, of_node: u64) -> String;
 }
 
 impl PickCatalogue for English {
@@ -144,5 +146,13 @@ impl PickCatalogue for English {
             said += &format!(" {on_disk} GiB lie on its disk: {read} GiB read and {written} GiB written in a step.");
         }
         said
+    }
+
+    fn nodes(&self, ranks: u64, of_node: u64) -> String {
+        match (ranks.div_ceil(of_node.max(1)), ranks.is_multiple_of(of_node)) {
+            (1, _) => format!("1 node with {ranks} GPUs"),
+            (nodes, true) => format!("{nodes} nodes with {of_node} GPUs each"),
+            (nodes, false) => format!("{nodes} nodes with up to {of_node} GPUs"),
+        }
     }
 }

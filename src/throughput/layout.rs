@@ -1,7 +1,7 @@
 //! How ranks share a step, as far as its time depends on it.
 
 use crate::recipe::Parallel;
-use crate::recipe::parallel::{DataParallel, DeepSpeed, Fsdp1, Fsdp2, Reshard, ShardingStrategy};
+use crate::recipe::parallel::{DataParallel, DeepSpeed, Fsdp1, Fsdp2, GPUS_PER_NODE, Reshard, ShardingStrategy};
 
 /// What data-parallel ranks share.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -55,7 +55,9 @@ pub struct Layout {
     /// GPUs of a node.
     pub gpus_per_node: u64,
     /// GB/s in one direction from a node to the network, for each GPU of it. `None`: the generation's usual.
-    pub node_gbps: Option<f64>,
+    pub network_gbps: Option<f64>,
+    /// GB/s in one direction between the GPUs of a node, for each of them. `None`: the card's own link.
+    pub link_gbps: Option<f64>,
 }
 
 impl Default for Layout {
@@ -76,14 +78,15 @@ impl Default for Layout {
             hooks: false,
             optimizer_on_host: false,
             parameters_on_host: false,
-            gpus_per_node: 8,
-            node_gbps: None,
+            gpus_per_node: GPUS_PER_NODE,
+            network_gbps: None,
+            link_gbps: None,
         }
     }
 }
 
 impl Layout {
-    /// A plan's layout, on nodes of eight GPUs.
+    /// A plan's layout, on its nodes.
     #[must_use]
     pub fn of(parallel: &Parallel) -> Self {
         let data = parallel.data_ranks().max(1);
@@ -95,6 +98,9 @@ impl Layout {
             context: parallel.context.max(1),
             expert: parallel.expert.max(1),
             shard_ranks: data,
+            gpus_per_node: parallel.gpus_per_node.unwrap_or(GPUS_PER_NODE).max(1),
+            network_gbps: parallel.network_gbps,
+            link_gbps: parallel.link_gbps,
             ..Self::default()
         };
         let within = |replicas: u64| (data / replicas.max(1)).max(1);

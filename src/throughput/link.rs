@@ -22,11 +22,12 @@ impl Group {
     /// Bytes a second that pass a rank in a ring over the group (NCCL's bus bandwidth): within a node its link, across nodes
     /// what the group's ranks of one node can send together.
     fn bus(self, card: &Card, layout: &Layout) -> f64 {
+        let link = layout.link_gbps.map_or(card.link, |gbps| gbps * 1e9 * card.link_reached);
         if self.ranks <= self.in_node {
-            return card.link;
+            return link;
         }
-        let network = layout.node_gbps.map_or(card.network, |gbps| gbps * 1e9 * card.network_reached);
-        (network * self.in_node).min(card.link)
+        let network = layout.network_gbps.map_or(card.network, |gbps| gbps * 1e9 * card.network_reached);
+        (network * self.in_node).min(link)
     }
 
     /// An all-gather or a reduce-scatter of `bytes` in all.

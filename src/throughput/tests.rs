@@ -2,10 +2,12 @@
 
 use proptest::prelude::*;
 
+use super::link::Group;
 use super::*;
 use crate::machine::{GpuChoice, Machine};
 use crate::model::{ModelSource, presets};
 use crate::plan::Plan;
+use crate::recipe::parallel::{DataParallel, Ddp, DeepSpeed, Fsdp2, TensorParallel};
 use crate::recipe::{Attention, Checkpointing, Lora, Precision};
 
 fn hardware(gpu: &str) -> Hardware {
@@ -77,6 +79,24 @@ fn the_bubble_is_as_long_as_the_stages_are_many() {
 }
 
 #[test]
+fn an_all_reduce_over_two_nodes_is_slower_than_in_one() {
+    for gpu in ["A100 SXM4 80GB", "H100 SXM5 80GB", "V100 SXM2 32GB", "MI300X 192GB"] {
+        let card = Card::of(&hardware(gpu), Compute::Fp16).unwrap();
+        let of = |gpus_per_node, network_gbps, link_gbps| {
+            let layout = Layout { world: 8, data: 8, gpus_per_node, network_gbps, link_gbps, ..Layout::default() };
+            Group::of(&layout, 8, 1).reduce(&card, &layout, 1e9)
+        };
+        let one = of(8, None, None);
+        assert!(of(4, None, None) > one, "{gpu}");
+        assert_eq!(of(8, Some(1.0), None), one, "{gpu}: nothing leaves the node");
+        assert!(of(8, None, Some(20.0)) > one, "{gpu}");
+        // Two GPUs of each node send twice what one does.
+        let [alone, two] = [1, 2].map(|gpus| of(gpus, Some(2.0), None));
+        assert!(alone > 1.9 * two && two > one, "{gpu}: {alone} {two} {one}");
+    }
+}
+
+#[test]
 fn a_measured_step_replaces_the_estimate() {
     let plan = plan("llama-3.2-1b");
     let speed = rough(&Work::of(&plan).unwrap(), &plan.recipe, &hardware("H100 SXM5 80GB")).unwrap();
@@ -94,6 +114,38 @@ fn a_measured_step_replaces_the_estimate() {
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 32, ..ProptestConfig::default() })]
+
+    /// A slower link, in a node or between nodes, never makes a step shorter.
+    #[test]
+    fn slower_links_make_no_step_shorter(
+        layout in 0_usize..6,
+        gpus_per_node in prop::sample::select(vec![None, Some(1), Some(2), Some(4), Some(8), Some(16)]),
+        network in 0.01_f64..500.0,
+        link in 0.01_f64..2000.0,
+        slower in (0.01_f64..=1.0, 0.01_f64..=1.0),
+    ) {
+        let mut plan = plan("llama-3.2-1b");
+        let parallel = &mut plan.parallel;
+        (parallel.world_size, parallel.gpus_per_node) = (16, gpus_per_node);
+        let zero = |stage| DataParallel::DeepSpeed(DeepSpeed { stage, ..DeepSpeed::default() });
+        let fsdp = |replicas| DataParallel::Fsdp2(Fsdp2 { replicas, ..Fsdp2::default() });
+        parallel.data = match layout {
+            0 => DataParallel::Ddp(Ddp::default()),
+            1..4 => zero(layout as u64),
+            _ => fsdp(if layout == 4 { 4 } else { 1 }),
+        };
+        if layout == 5 {
+            parallel.tensor = TensorParallel { size: 4, sequence_parallel: true, ..TensorParallel::default() };
+        }
+        let mut with = |network, link| {
+            (plan.parallel.network_gbps, plan.parallel.link_gbps) = (Some(network), Some(link));
+            seconds(&plan, "H100 SXM5 80GB")
+        };
+        let now = with(network, link);
+        for slow in [with(network * slower.0, link), with(network, link * slower.1)] {
+            prop_assert!(slow >= now * (1.0 - 1e-12), "{slow} {now}");
+        }
+    }
 
     /// More tokens at once are never slower a token, and more work never takes less time.
     #[test]

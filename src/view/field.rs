@@ -57,6 +57,12 @@ pub enum Field {
     ContextRanks,
     /// Expert-parallel ranks.
     ExpertRanks,
+    /// GPUs of a node; empty: eight.
+    GpusPerNode,
+    /// A GPU's share of what its node sends to the network; empty: the generation's usual.
+    NetworkGbps,
+    /// The link between the GPUs of a node; empty: the card's own.
+    LinkGbps,
     /// Tokens that are generated for each prompt.
     Completion,
     /// The largest norm of the gradients; empty: they are not clipped.
@@ -73,7 +79,7 @@ pub enum Field {
 
 impl Field {
     /// Every field.
-    pub const ALL: [Self; 29] = [
+    pub const ALL: [Self; 32] = [
         Self::MicroBatch,
         Self::SeqLen,
         Self::GradAccum,
@@ -97,6 +103,9 @@ impl Field {
         Self::Pipeline,
         Self::ContextRanks,
         Self::ExpertRanks,
+        Self::GpusPerNode,
+        Self::NetworkGbps,
+        Self::LinkGbps,
         Self::Completion,
         Self::ClipGrad,
         Self::Packed,
@@ -132,6 +141,9 @@ impl Field {
             Self::Pipeline => "pipeline",
             Self::ContextRanks => "context-ranks",
             Self::ExpertRanks => "expert-ranks",
+            Self::GpusPerNode => "gpus-per-node",
+            Self::NetworkGbps => "network-gbps",
+            Self::LinkGbps => "link-gbps",
             Self::Completion => "completion",
             Self::ClipGrad => "clip-grad",
             Self::Packed => "packed",
@@ -168,6 +180,9 @@ impl Field {
             Self::Pipeline => "parallel.pipeline",
             Self::ContextRanks => "parallel.context",
             Self::ExpertRanks => "parallel.expert",
+            Self::GpusPerNode => "parallel.gpus_per_node",
+            Self::NetworkGbps => "parallel.network_gbps",
+            Self::LinkGbps => "parallel.link_gbps",
             Self::Completion => "recipe.method.completion",
             Self::ClipGrad => "recipe.clip_grad",
             Self::Packed => "recipe.packed",
@@ -203,6 +218,9 @@ impl Field {
             Self::Pipeline => Label::Pipeline,
             Self::ContextRanks => Label::ContextRanks,
             Self::ExpertRanks => Label::ExpertRanks,
+            Self::GpusPerNode => Label::GpusPerNode,
+            Self::NetworkGbps => Label::NetworkGbps,
+            Self::LinkGbps => Label::LinkGbps,
             Self::Completion => Label::Completion,
             Self::ClipGrad => Label::ClipGrad,
             Self::Packed => Label::Packed,
@@ -263,6 +281,9 @@ impl Field {
             | Self::Pipeline
             | Self::ContextRanks
             | Self::ExpertRanks
+            | Self::GpusPerNode
+            | Self::NetworkGbps
+            | Self::LinkGbps
             | Self::Completion
             | Self::ClipGrad
             | Self::Packed
@@ -307,6 +328,9 @@ impl Field {
             | Self::Pipeline
             | Self::ContextRanks
             | Self::ExpertRanks
+            | Self::GpusPerNode
+            | Self::NetworkGbps
+            | Self::LinkGbps
             | Self::Completion
             | Self::ClipGrad
             | Self::Packed
@@ -326,6 +350,13 @@ impl Field {
                 if let Some(ranks) = self.ranks(&mut plan.parallel) {
                     *ranks = if text.is_empty() { 1 } else { whole(text)? };
                 }
+            }
+            Self::GpusPerNode => plan.parallel.gpus_per_node = if text.is_empty() { None } else { Some(whole(text)?) },
+            Self::NetworkGbps | Self::LinkGbps => {
+                let rate = || parse_decimal(text).ok_or_else(|| not_a("a number of GB/s, such as 50", text));
+                let rate = if text.is_empty() { None } else { Some(rate()?) };
+                let of = &mut plan.parallel;
+                *(if self == Self::LinkGbps { &mut of.link_gbps } else { &mut of.network_gbps }) = rate;
             }
             // What is typed for it waits until completions are generated again.
             Self::Completion => {
@@ -375,6 +406,9 @@ impl Field {
                 let ranks = self.ranks(&mut plan.parallel.clone()).map_or(1, |ranks| *ranks);
                 if ranks == 1 { String::new() } else { ranks.to_string() }
             }
+            Self::GpusPerNode => plan.parallel.gpus_per_node.map_or(String::new(), |gpus| gpus.to_string()),
+            Self::NetworkGbps => plan.parallel.network_gbps.map_or(String::new(), |rate| rate.to_string()),
+            Self::LinkGbps => plan.parallel.link_gbps.map_or(String::new(), |rate| rate.to_string()),
             Self::Completion => {
                 recipe.method.as_ref().and_then(Method::rollout).map_or(256, |of| of.completion).to_string()
             }

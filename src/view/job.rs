@@ -172,11 +172,14 @@ fn control(issue: &Issue, state: &State, text: &dyn Catalogue) -> (&'static str,
 }
 
 /// The fields among the inputs that most people leave as they are.
-const RARE: [Field; 13] = [
+const RARE: [Field; 16] = [
     Field::TensorSize,
     Field::Pipeline,
     Field::ContextRanks,
     Field::ExpertRanks,
+    Field::GpusPerNode,
+    Field::NetworkGbps,
+    Field::LinkGbps,
     Field::Completion,
     Field::ClipGrad,
     Field::Packed,
@@ -207,6 +210,21 @@ pub fn more_is_open(state: &State) -> bool {
             || Pick::ALL.iter().any(|pick| !ELSEWHERE.contains(pick) && starts(pick.path()))
     };
     state.is_open(Panel::More) || state.outcome.issues.iter().any(wrong)
+}
+
+/// Whether it is asked what nodes the GPUs are on: of several, and where something was said of them.
+#[must_use]
+pub fn asks_cluster(state: &State) -> bool {
+    let typed = |field: Field| state.draft.text(field).trim();
+    let said = [Field::GpusPerNode, Field::NetworkGbps, Field::LinkGbps];
+    typed(Field::WorldSize) != "1" || said.into_iter().any(|field| !typed(field).is_empty())
+}
+
+/// The nodes that the GPUs are on, in words; none while something is wrong with the inputs.
+#[must_use]
+pub fn nodes(state: &State, text: &dyn Catalogue) -> Option<String> {
+    let parallel = &state.outcome.shown.as_ref().filter(|_| !state.is_stale())?.plan().parallel;
+    Some(text.nodes(parallel.world_size, parallel.ranks_of_node()))
 }
 
 /// The preset that is chosen, or was before a `config.json` was taken.

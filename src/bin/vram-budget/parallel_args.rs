@@ -38,6 +38,15 @@ pub(crate) struct ParallelArgs {
     /// Expert-parallel ranks [default: 1]
     #[arg(long, value_name = "N")]
     ep: Option<u64>,
+    /// GPUs of a node: whose links are used, and whose ranks' host memory is added up [default: 8, or all where fewer]
+    #[arg(long, value_name = "N")]
+    gpus_per_node: Option<u64>,
+    /// GB/s in one direction from a node to the network, for each GPU of it [default: the GPU generation's usual]
+    #[arg(long, value_name = "GB/S")]
+    network_gbps: Option<f64>,
+    /// GB/s in one direction between the GPUs of a node, for each of them [default: the card's own link]
+    #[arg(long, value_name = "GB/S")]
+    link_gbps: Option<f64>,
     /// nn.DataParallel: the GPU that is looked at, from 0 [default: 0, which holds the most]
     #[arg(long, value_name = "GPU")]
     dp_gpu: Option<u64>,
@@ -116,6 +125,9 @@ impl ParallelArgs {
         set(&mut parallel.pipeline, self.pp);
         set(&mut parallel.context, self.cp);
         set(&mut parallel.expert, self.ep);
+        parallel.gpus_per_node = self.gpus_per_node.or(parallel.gpus_per_node);
+        parallel.network_gbps = self.network_gbps.or(parallel.network_gbps);
+        parallel.link_gbps = self.link_gbps.or(parallel.link_gbps);
         if let Some(kind) = &self.parallel
             && *kind != flag_of(&parallel.data)
         {

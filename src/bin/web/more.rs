@@ -38,6 +38,9 @@ pub(crate) fn more_form(store: &Handle) -> Html {
             { list(Pick::Loading) }
             { line(Field::TensorSize, "tiny", Some(Label::TensorSizeHint)) }
             { list(Pick::SequenceParallel) }
+            if job::asks_cluster(&store.0) {
+                { cluster_rows(store) }
+            }
             { list(Pick::OffloadShards) }
             { list(Pick::OffloadOptimizer) }
             { list(Pick::OffloadParam) }
@@ -54,6 +57,28 @@ pub(crate) fn more_form(store: &Handle) -> Html {
             { line(Field::Transformers, "", None) }
             { line(Field::AllocConf, "wide left", Some(Label::AllocConfHint)) }
         </div>
+    }
+}
+
+/// What nodes the GPUs are on, and the links in them and between them.
+fn cluster_rows(store: &Handle) -> Html {
+    let text = store.text();
+    let line = |field: Field, hint: Label, beside: Option<String>| {
+        let typed = text_field(store, field, "tiny", Some(hint));
+        row(
+            text.label(field.label()),
+            field.id(),
+            html! {
+                <>{ typed }if let Some(said) = beside { <span class="soft">{ said }</span> }</>
+            },
+        )
+    };
+    html! {
+        <>
+            { line(Field::GpusPerNode, Label::GpusPerNodeHint, job::nodes(&store.0, text)) }
+            { line(Field::NetworkGbps, Label::NetworkGbpsHint, None) }
+            { line(Field::LinkGbps, Label::LinkGbpsHint, None) }
+        </>
     }
 }
 

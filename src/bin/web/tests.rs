@@ -222,6 +222,7 @@ fn states() -> Vec<(&'static str, State)> {
                 Action::Alternative(Alternative::Zero3),
                 Action::Alternative(Alternative::GrpoVllm),
                 typed(Field::TensorSize, "2"),
+                typed(Field::GpusPerNode, "4"),
             ]),
         ),
         (
@@ -522,6 +523,27 @@ fn what_explains_a_measurement_is_drawn_with_what_it_offers() {
         let without = |e: &Element| !matches!(e.get("id"), Some("explained" | "calibration" | "calibrate"));
         assert!(page(none).iter().all(without), "{none}");
     }
+}
+
+#[test]
+fn several_gpus_are_asked_for_their_nodes_and_links() {
+    let drawn = |actions: &[Action]| {
+        let more = Action::Panel(Panel::More, true);
+        elements(&render(asked([more].into_iter().chain(actions.iter().cloned()))))
+    };
+    let typed = |field: Field, text: &str| Action::Type(field, text.into());
+    let ids = [Field::GpusPerNode, Field::NetworkGbps, Field::LinkGbps].map(Field::id);
+    let asked = |of: &[Element]| ids.map(|id| of.iter().any(|e| e.tag == "input" && e.get("id") == Some(id)));
+    let says = |of: &[Element], text: &str| of.iter().any(|e| e.tag == "span" && e.text == text);
+    assert_eq!(asked(&drawn(&[])), [false; 3]);
+    let one = drawn(&[typed(Field::WorldSize, "8")]);
+    assert_eq!(asked(&one), [true; 3]);
+    assert!(says(&one, "1 node with 8 GPUs"));
+    assert!(says(&drawn(&[typed(Field::WorldSize, "8"), typed(Field::GpusPerNode, "2")]), "4 nodes with 2 GPUs each"));
+    assert!(says(&drawn(&[typed(Field::WorldSize, "12")]), "2 nodes with up to 8 GPUs"));
+    let odd = drawn(&[typed(Field::WorldSize, "8"), typed(Field::GpusPerNode, "0")]);
+    let wrong = |e: &Element| e.get("id") == Some(ids[0]) && e.get("aria-invalid") == Some("true");
+    assert!(odd.iter().any(wrong) && !odd.iter().any(|e| e.text.starts_with("1 node")));
 }
 
 #[test]

@@ -4,7 +4,7 @@
 use super::{Effect, RemedyId, Rule, Situation};
 use crate::decide::Question;
 use crate::plan::Plan;
-use crate::recipe::parallel::TensorParallel;
+use crate::recipe::parallel::{GPUS_PER_NODE, TensorParallel};
 
 pub(super) const RULE: Rule = Rule {
     id: RemedyId::TensorParallel,
@@ -19,7 +19,8 @@ fn change(situation: &Situation<'_>) -> Option<Plan> {
         return None;
     }
     // No more than share a node: these ranks speak in every layer.
-    situation.first_that_fits([2, 4, 8].map(|size| {
+    let of_node = plan.parallel.gpus_per_node.unwrap_or(GPUS_PER_NODE);
+    situation.first_that_fits([2, 4, 8].into_iter().filter(|size| *size <= of_node).map(|size| {
         let mut plan = plan.clone();
         plan.parallel.world_size = size;
         plan.parallel.tensor = TensorParallel { size, sequence_parallel: true, loss_parallel: false };

@@ -115,7 +115,8 @@ impl Space {
             DataParallel::Fsdp1(Fsdp1::default()),
             DataParallel::Fsdp2(Fsdp2::default()),
         ];
-        self.layouts = data.map(|data| Parallel { world_size: ranks, data, ..Parallel::default() }).into();
+        let cluster = self.layouts.first().map_or_else(Parallel::default, |own| Parallel::default().in_cluster_of(own));
+        self.layouts = data.map(|data| Parallel { world_size: ranks, data, ..cluster.clone() }).into();
     }
 
     /// Every way to accumulate to the target: the micro-batches that are powers of two.

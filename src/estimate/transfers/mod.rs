@@ -209,16 +209,15 @@ impl<'a> Facts<'a> {
     }
 }
 
-/// How a job of `plan`, whose steps read `readings`, is saved and loaded, on nodes of `gpus_per_node`.
+/// How a job of `plan`, whose steps read `readings`, is saved and loaded.
 ///
 /// # Errors
 /// Every issue of the plan, one per field.
-pub fn transfers(plan: &Plan, readings: &Readings, gpus_per_node: u64) -> Result<Transfers, Vec<Issue>> {
+pub fn transfers(plan: &Plan, readings: &Readings) -> Result<Transfers, Vec<Issue>> {
     let job = Job::of(plan)?;
-    let world = plan.parallel.world_size.max(1);
     // One process drives all GPUs.
-    let ranks_of_node =
-        if matches!(plan.parallel.data, DataParallel::Dp(_)) { 1 } else { gpus_per_node.clamp(1, world) };
+    let one = matches!(plan.parallel.data, DataParallel::Dp(_));
+    let ranks_of_node = if one { 1 } else { plan.parallel.ranks_of_node() };
     let held = readings.offload.map_or(0, |of| of.held.get()).saturating_add(readings.optimizer_state_host.get());
     let steady = readings.steady().or(readings.first());
     let mut all = Transfers {

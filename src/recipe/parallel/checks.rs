@@ -6,6 +6,9 @@ use crate::issue::{Issue, IssueKind};
 /// The largest bucket of DDP in MiB.
 const MAX_BUCKET_MB: u64 = 1 << 20;
 
+/// What a link may carry, in GB/s: from a modem's to more than any.
+const LINK_GBPS: core::ops::RangeInclusive<f64> = 0.001..=100_000.0;
+
 impl Parallel {
     /// Everything that is wrong with the layout by itself.
     #[must_use]
@@ -40,8 +43,18 @@ impl Parallel {
             }
             _ => {}
         }
+        let nodes = self.gpus_per_node.is_none_or(|gpus| in_range("parallel.gpus_per_node", gpus, 1, MAX_RANKS));
         if sizes {
             self.check_sizes(&mut issues);
+        }
+        if sizes && nodes {
+            self.check_nodes(&mut issues);
+        }
+        for (field, found) in [("parallel.network_gbps", self.network_gbps), ("parallel.link_gbps", self.link_gbps)] {
+            if let Some(found) = found.filter(|found| !LINK_GBPS.contains(found)) {
+                let expected = "a number of GB/s from 0.001 to 100000".into();
+                issues.push(Issue::new(field, IssueKind::NotA { expected, found: found.to_string() }));
+            }
         }
         for (on, field) in [
             (self.tensor.sequence_parallel, "parallel.tensor.sequence_parallel"),
@@ -53,6 +66,18 @@ impl Parallel {
             }
         }
         issues
+    }
+
+    /// Several nodes are full ones, each with as many ranks; one process has one.
+    fn check_nodes(&self, issues: &mut Vec<Issue>) {
+        let Some(gpus) = self.gpus_per_node.filter(|gpus| self.world_size > *gpus) else { return };
+        let field = "parallel.gpus_per_node";
+        if matches!(self.data, DataParallel::Dp(_)) {
+            let expected = format!("a node with all {} GPUs, which one process drives", self.world_size);
+            issues.push(Issue::new(field, IssueKind::NotA { expected, found: gpus.to_string() }));
+        } else {
+            divides(issues, "parallel.world_size", self.world_size, field, gpus);
+        }
     }
 
     /// The world factors: into the ways to split a model, replicas and shards.

@@ -39,10 +39,6 @@ pub(crate) struct Args {
     /// Also say what training over so many tokens takes
     #[arg(long, help_heading = "Output", value_name = "TOKENS", value_parser = clap::value_parser!(u64).range(1..))]
     tokens: Option<u64>,
-    /// GPUs of a node: host memory of its ranks is added up
-    #[arg(long, help_heading = "Output", value_name = "N", default_value_t = 8,
-          value_parser = clap::value_parser!(u64).range(1..=1024))]
-    gpus_per_node: u64,
     /// The unit of the measured figures, where they are not bytes
     #[arg(long, help_heading = "Output", requires = "measured", value_parser = unit())]
     unit: Option<Unit>,
@@ -79,7 +75,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let smallest = decision.estimate.readings.as_ref().and_then(|_| smallest_card_of(&plan).ok());
     let ranks = ranks(&plan).unwrap_or_default();
     let readings = decision.estimate.readings.as_ref();
-    let transfers = readings.and_then(|of| transfers(&plan, of, args.gpus_per_node).ok());
+    let transfers = readings.and_then(|of| transfers(&plan, of).ok());
     if args.json {
         let transfers = transfers.as_ref().map(transfer::document).transpose()?;
         json::print(&plan, &decision, smallest.as_ref(), rows.as_deref(), &ranks, (args.tokens, transfers), &mut out)?;

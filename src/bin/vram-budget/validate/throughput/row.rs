@@ -186,7 +186,7 @@ fn layout(row: Row<'_>) -> Layout {
             || matches!(framework, "transformer-engine" | "megatron"))
         .then_some(4.0),
         hooks: wrapper.contains("zero-3"),
-        node_gbps: number_of(row.get("gpu"), "4x").or(number_of(row.get("gpu"), "4 x")).map(|g| 4.0 * g / 8.0 / 8.0),
+        network_gbps: number_of(row.get("gpu"), "4x").or(number_of(row.get("gpu"), "4 x")).map(|g| 4.0 * g / 8.0 / 8.0),
         ..Layout::default()
     }
 }
