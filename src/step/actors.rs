@@ -443,7 +443,12 @@ pub(crate) fn issues(model: &dyn Model, plan: &Plan) -> Vec<Issue> {
     }
     if let Method::Ppo(of) = method {
         for (field, given, what) in [
-            ("recipe.load", load::loads(recipe), "loading and quantised weights"),
+            ("recipe.load", recipe.quantization.is_none() && load::loads(recipe), "loading"),
+            (
+                "recipe.quantization",
+                recipe.quantization.as_ref().is_some_and(|q| !q.prepare),
+                "quantised weights without `prepare_model_for_kbit_training`",
+            ),
             ("recipe.optimizer", recipe.optimizer.name.is_paged(), "paged states"),
             ("recipe.optimizer.in_backward", recipe.optimizer.in_backward, "an optimizer in backward"),
             (

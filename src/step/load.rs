@@ -149,7 +149,8 @@ pub(crate) fn warm_up_bytes(model: &dyn Model, recipe: &Recipe, loaded: Dtype) -
                     1
                 }
             }
-            _ if is_kept_wide(model, name, loaded) => 2 * Dtype::F32.bytes(),
+            // Made in FP32 whatever is loaded; what is only kept so is widened when it comes.
+            _ if is_kept_wide(model, name, Dtype::F32) => 2 * Dtype::F32.bytes(),
             _ => 2 * loaded.bytes(),
         };
         let n = parameter.shape.numel().unwrap_or(0);

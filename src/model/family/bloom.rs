@@ -211,10 +211,6 @@ impl Model for Bloom {
             let what = "sdpa attention in BLOOM, which transformers runs eager".into();
             return vec![Issue::new("recipe.attention", IssueKind::NotModelled { what })];
         }
-        if recipe.quantization.is_some() {
-            let what = "quantised weights in BLOOM".into();
-            return vec![Issue::new("recipe.quantization", IssueKind::NotModelled { what })];
-        }
         refuse_reentrant(recipe)
     }
 

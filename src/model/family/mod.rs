@@ -204,8 +204,8 @@ pub trait Built {
         None
     }
     /// What the outputs of the forward just run hold beside the logits.
-    fn take_outputs(&self) -> Option<Tensor> {
-        None
+    fn take_outputs(&self) -> Vec<Tensor> {
+        Vec::new()
     }
 }
 

@@ -389,8 +389,8 @@ impl Built for BuiltWhisper {
         (loss, logits)
     }
 
-    fn take_outputs(&self) -> Option<Tensor> {
-        self.kept.take()
+    fn take_outputs(&self) -> Vec<Tensor> {
+        self.kept.take().into_iter().collect()
     }
 }
 

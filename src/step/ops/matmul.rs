@@ -255,6 +255,8 @@ impl Tape {
 
     /// `bmm`: [n, r, k] × [n, k, c].
     pub(crate) fn bmm(&self, a: &Tensor, b: &Tensor) -> Tensor {
+        let b = &self.autocast_lower(b);
+        let a = &self.autocast_lower(a);
         let r = Recorder::begin(self, &[a, b]);
         let sb = r.save_if(a.requires_grad(), b);
         let sa = r.save_if(b.requires_grad(), a);

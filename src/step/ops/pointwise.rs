@@ -135,6 +135,36 @@ impl Tape {
         r.finish(out, |t, g| grads_of([first(g).map(|g| t.elementwise(&[g], g.dtype(), "grad of scale"))]))
     }
 
+    /// `clamp` between two tensors. Backward (as recorded with PyTorch 2.15) asks on each side whether the operand is beyond the bound,
+    /// by masks that are joined, and chooses between the gradient and zero for each.
+    pub(crate) fn clamp_between(&self, x: &Tensor, bounds: [&Tensor; 2]) -> Tensor {
+        let r = Recorder::begin(self, &[x]);
+        let (saved, bounds) = (r.save(x), bounds.map(|bound| r.save(bound)));
+        let out = self.elementwise(&[x], x.dtype(), "clamp");
+        r.finish(out, move |t, g| {
+            let bounds = bounds.each_ref().map(|bound| bound.unpack(t));
+            let (Some(g), Some(x)) = (first(g), saved.unpack(t)) else { return Grads::default() };
+            let zero = t.scalar(Dtype::Bool, "zero");
+            let mask = || t.elementwise(&[&x], Dtype::Bool, "within bounds");
+            let below = {
+                let joined = [(); 3].map(|()| mask());
+                let below = mask();
+                drop(joined);
+                below
+            };
+            let above = {
+                let above = mask();
+                let joined = [(); 2].map(|()| mask());
+                drop(joined);
+                above
+            };
+            let once = t.elementwise(&[g], g.dtype(), "grad of clamp");
+            let out = t.elementwise(&[g], g.dtype(), "grad of clamp");
+            drop((once, below, above, zero, bounds));
+            grads_of([Some(out)])
+        })
+    }
+
     /// `a × b`. Each operand is saved when the other needs a gradient.
     #[must_use]
     pub fn mul(&self, a: &Tensor, b: &Tensor) -> Tensor {

@@ -45,10 +45,8 @@ impl Attention {
         let states = over.encoder.unwrap_or(x);
         let mut k = heads(states, 1);
         let mut v = heads(states, 2);
-        // The decoder's own config leaves its cache on, save under checkpointing.
-        if over.decoder && !run.checkpointed() {
-            let cached = (t.cat_alone(&k), t.cat_alone(&v));
-            (k, v) = cached;
+        if let Some(cache) = &run.cache {
+            [k, v] = cache.update(t, [&k, &v]);
         }
         let bias = over.bias.unwrap_or_else(|| self.bias(run, p, &q, &k, over.decoder));
         let (mut out, probabilities) = match run.attention {

@@ -1,14 +1,15 @@
 //! T5's two stacks on a tape.
 
+use core::cell::RefCell;
 use std::rc::Rc;
 
 use crate::bill::Instant;
 use crate::issue::{Issue, IssueKind};
-use crate::model::family::common::{Run, eager_mask, refuse_checkpointing};
+use crate::model::family::common::{Cache, Run, eager_mask, refuse_checkpointing};
 use crate::model::family::t5::attention::{Attended, Attention, Over};
 use crate::model::family::t5::{LayerShapes, T5};
 use crate::model::family::{Built, Parameters, matrix, vector};
-use crate::recipe::{Attention as Implementation, Checkpointing, QuantKind, Recipe, SdpaBackend};
+use crate::recipe::{Attention as Implementation, Checkpointing, Recipe, SdpaBackend};
 use crate::step::shape::{Dim, Shape};
 use crate::step::tape::Tape;
 use crate::step::tensor::{Dtype, Tensor};
@@ -19,10 +20,6 @@ pub(super) fn refusals(recipe: &Recipe) -> Vec<Issue> {
     let checkpointing = refuse_checkpointing(recipe, &[C::Reentrant, C::Offload, C::FullOffload]);
     if !checkpointing.is_empty() {
         return checkpointing;
-    }
-    if recipe.quantization.as_ref().is_some_and(|q| q.kind == QuantKind::Int8) {
-        let what = "INT8 weights beside those that T5 keeps in FP32".into();
-        return vec![Issue::new("recipe.quantization", IssueKind::NotModelled { what })];
     }
     let eager = recipe.attention == Some(Implementation::Eager);
     match recipe.sdpa_backend {
@@ -41,6 +38,8 @@ pub(super) struct BuiltT5 {
     encoder: Stack,
     decoder: Stack,
     weights: Vec<Tensor>,
+    /// What the model's outputs hold beside the logits: the encoder's states, the decoder's keys and values.
+    kept: RefCell<Vec<Tensor>>,
 }
 
 struct Stack {
@@ -89,7 +88,8 @@ impl BuiltT5 {
         };
         let encoder = stack(0, plan.encoder_layers, false);
         let decoder = stack(plan.encoder_layers, plan.decoder_layers, true);
-        Self { plan: Rc::new(plan.clone()), words, encoder, decoder, weights: all.finish() }
+        let kept = RefCell::default();
+        Self { plan: Rc::new(plan.clone()), words, encoder, decoder, weights: all.finish(), kept }
     }
 }
 
@@ -107,8 +107,10 @@ impl Built for BuiltT5 {
         let (t, ids, labels) = (&run.tape, &batch[0], &batch[1]);
         let encoded = self.stack(run, ids, None);
         let decoder_ids = t.scope("embedding", || shifted_right(run));
+        // The decoder's own config leaves its cache on, save under checkpointing; the model's outputs hold it.
+        let cache = (!run.checkpointed()).then(|| Rc::new(Cache::of_whole(run.decoder_seq.n)));
         // The decoder's outputs hold it beside what the head makes of it.
-        let decoded = self.stack(run, &decoder_ids, Some(&encoded));
+        let decoded = self.stack(&Run { cache: cache.clone(), ..run.clone() }, &decoder_ids, Some(&encoded));
         let before = t.set_scope("head");
         let out = if self.plan.scaled { t.mul_scalar(&decoded) } else { decoded.clone() };
         let logits = t.linear(&out, &self.words, None);
@@ -118,8 +120,15 @@ impl Built for BuiltT5 {
             let flat = t.reshape(&logits, &[run.batch.times(run.decoder_seq), self.plan.v()]);
             t.cross_entropy(&flat, labels)
         });
-        drop((out, decoded, decoder_ids, encoded));
+        drop((out, decoded, decoder_ids));
+        let mut kept = vec![encoded];
+        kept.extend(cache.into_iter().flat_map(|cache| cache.held()));
+        *self.kept.borrow_mut() = kept;
         (loss, logits)
+    }
+
+    fn take_outputs(&self) -> Vec<Tensor> {
+        self.kept.take()
     }
 }
 
@@ -143,7 +152,7 @@ impl BuiltT5 {
         };
         let embedded = t.scope("embedding", || t.embedding(ids, &self.words));
         let mask = encoder.and_then(|_| {
-            let own = Run { seq: run.decoder_seq, ..run.clone() };
+            let own = Run { seq: run.decoder_seq, cache: None, ..run.clone() };
             t.scope("mask", || eager_mask(&own, embedded.dtype(), false))
         });
         let mut hidden = t.scope("embedding", || t.dropout(&embedded, self.plan.dropout));
@@ -197,15 +206,20 @@ impl Call {
         let decoder = self.encoder.is_some();
         let over = Over { encoder: None, bias: self.bias.clone(), mask: self.mask.as_ref(), decoder };
         let (mut hidden, bias, mut probabilities) = t.scope("attention", || self.attention(&w.own, x, over));
+        let mut most;
+        (hidden, most) = finite(t, hidden);
         let mut cross_bias = None;
         if let (Some(cross), Some(encoder)) = (&w.cross, &self.encoder) {
             let over = Over { encoder: Some(encoder), bias: self.cross_bias.clone(), mask: None, decoder };
             let attended = t.scope("cross-attention", || self.attention(cross, &hidden, over));
-            hidden = attended.0;
+            (hidden, most) = finite(t, attended.0);
             cross_bias = Some(attended.1);
             probabilities = attended.2;
         }
         hidden = t.scope("mlp", || self.mlp(&hidden));
+        let last;
+        (hidden, last) = finite(t, hidden);
+        drop((most, last));
         drop(probabilities);
         let mut out = vec![hidden, bias];
         out.extend(cross_bias);
@@ -252,6 +266,29 @@ impl Call {
         drop(gates);
         out
     }
+}
+
+/// What `T5Block` makes of FP16 states ("clamp inf values to enable fp16 training"): those that are infinite are looked for, and
+/// all are clamped. With the bound, which is a variable until the next takes its name.
+#[inline(never)]
+fn finite(t: &Tape, x: Tensor) -> (Tensor, Option<Tensor>) {
+    if x.dtype() != Dtype::F16 {
+        return (x, None);
+    }
+    let most = t.with_grad(false, || {
+        let infinite = {
+            let absolute = t.elementwise(&[&x], Dtype::F16, "absolute values");
+            t.elementwise(&[&absolute], Dtype::Bool, "infinite values")
+        };
+        let any = t.reduced(&infinite, &Shape::new(&[]), "any infinite value");
+        drop(infinite);
+        let [less, most] = [(); 2].map(|()| t.scalar(Dtype::F32, "clamp value"));
+        let chosen = t.scalar(Dtype::F32, "clamp value");
+        drop((less, most, any));
+        chosen
+    });
+    let least = t.scalar(Dtype::F32, "clamp value");
+    (t.clamp_between(&x, [&least, &most]), Some(most))
 }
 
 /// `T5LayerNorm`: the mean square in FP32, the product in the wider dtype, cast where the weight is in half precision.
