@@ -210,13 +210,13 @@ fn reinforcement_learning_is_predicted() {
 }
 
 /// PPO (`ppo.jsonl`), drawn and measured after the rules were written, and steps with a gradient scaler and with a norm for clipping,
-/// which its loop ignores, and over prepared quantised weights (`further-ppo.jsonl`): the update's allocated figures to 0.1 %, those of every other phase to 0.5 %,
-/// reserved peaks to 5 %.
+/// which its loop ignores, and over prepared quantised weights (`ppo-further.jsonl`): the update's allocated figures to 0.1 %, those
+/// of every other phase to 0.5 %, reserved peaks to 3 %, but one.
 #[test]
 fn ppo_is_predicted() {
     let (mut wrong, mut all) = (Vec::new(), 0);
     let drawn = include_str!("data/training-steps/ppo.jsonl").lines();
-    for line in drawn.chain(include_str!("data/training-steps/further-ppo.jsonl").lines()) {
+    for line in drawn.chain(include_str!("data/training-steps/ppo-further.jsonl").lines()) {
         let case = Case::read(line).unwrap();
         let prediction = predict(case.plan.as_ref().unwrap()).unwrap();
         all += 1;
@@ -224,7 +224,9 @@ fn ppo_is_predicted() {
             let Figure::Bytes(measured) = reading.figure else { panic!("{} has bytes", case.id) };
             let ours = prediction.0[&reading.name];
             let most = match reading.name {
-                ReadingName::MaxReserved => 0.05,
+                // Predicted too high, and not explained.
+                ReadingName::MaxReserved if case.id == "ppo-clip-qwen3_pure_bf16_lora_b2s200" => 0.05,
+                ReadingName::MaxReserved => 0.03,
                 ReadingName::Phase(_) => 0.005,
                 _ => 0.001,
             };
